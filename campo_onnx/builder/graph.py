@@ -1,10 +1,10 @@
 """An ONNX graph under construction: static types, one node per distinct computation, readable names."""
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -21,6 +21,8 @@ from campo_onnx.ops.fold import evaluated
 from campo_onnx.ops.key import MICROSOFT, OpKey
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.signature import TensorType, make_signature
+
+T = TypeVar("T")
 
 IR_VERSION = 10
 """Read by every ONNX Runtime since 1.18; opset 21 came with it."""
@@ -44,6 +46,8 @@ class Graph:
     sizes_change
         Whether the graph is to be the same at other sizes: then only numbers are computed now, no tables, and
         no form is chosen by how long a sum is.
+    held
+        Makes choices among forms in place of the graph, so that they are the same at other sizes.
     drawn
         Random numbers by what tells them from others, for translations that may meet a draw again.
     """
@@ -53,6 +57,7 @@ class Graph:
     scope: str = ""
     sizes_change: bool = False
     drawn: dict[Hashable, Value] = field(default_factory=dict)
+    held: Callable[[Callable[[], Any]], Any] | None = None
     _inputs: list[Value] = field(default_factory=list)
     _nodes: list[Node] = field(default_factory=list)
     _producer: dict[str, Node] = field(default_factory=dict)
@@ -60,6 +65,11 @@ class Graph:
     _known: dict[tuple[Any, ...], tuple[Value, ...]] = field(default_factory=dict)
     _constants: dict[tuple[Any, ...], Value] = field(default_factory=dict)
     _names: dict[str, int] = field(default_factory=dict)
+
+    def choice(self, choose: Callable[[], T]) -> T:
+        """Choose among forms of a computation."""
+        chosen: T = choose() if self.held is None else self.held(choose)
+        return chosen
 
     def input(self, name: str, dtype: int, shape: Sequence[int]) -> Value:
         """Add a graph input; names of inputs are unique."""

@@ -1,9 +1,12 @@
 """The target that a graph is lowered for, and the opset that it will have."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from campo_onnx.builder.target import Target as Form
 from campo_onnx.builder.target import target_here
+from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.hardware.datasheet import device, matching
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
@@ -20,6 +23,28 @@ _ANY_GPU = "v100"
 """By whose figures forms are chosen for a GPU without any."""
 
 
+@dataclass(slots=True)
+class Held:
+    """Choices among forms, made the first time and the same from then on."""
+
+    _made: list[Any] = field(default_factory=list)
+    _next: int | None = None
+
+    def again(self) -> None:
+        """Begin with the first choice, if there is one."""
+        self._next = 0 if self._made else None
+
+    def __call__(self, choose: Callable[[], Any]) -> Any:
+        """Choose as the last time, which asked in the same order."""
+        if self._next is None:
+            self._made.append(choose())
+            return self._made[-1]
+        if self._next == len(self._made):
+            raise UnsupportedModelError("other sizes have choices that the example has not")
+        self._next += 1
+        return self._made[self._next - 1]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """A target, and what a graph for it is to be.
@@ -28,11 +53,14 @@ class Place:
     ----------
     target
         The runtime and the processor. Its figures choose among forms of one computation.
+    held
+        Choices that were made at other sizes.
     """
 
     target: Target
     opset: int = CONVOLUTIONS_IN_BF16
     sizes_change: bool = False
+    held: Held | None = None
 
     @classmethod
     def on(cls, machine: Machine) -> "Place":

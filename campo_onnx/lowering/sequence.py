@@ -16,7 +16,7 @@ from campo_onnx.lowering.data_gradients import data_gradients
 from campo_onnx.lowering.dropout import dropout
 from campo_onnx.lowering.max_pool import max_pool
 from campo_onnx.lowering.own_operators import own_operators
-from campo_onnx.lowering.place import CONVOLUTIONS_IN_BF16, Place
+from campo_onnx.lowering.place import CONVOLUTIONS_IN_BF16, Held, Place
 from campo_onnx.lowering.raise_opset import raise_opset
 from campo_onnx.lowering.sign_masks import sign_masks
 from campo_onnx.lowering.unpooling import unpooling
@@ -81,19 +81,24 @@ def _at_any_size(
 ) -> Imported:
     """Run passes on a graph whose sizes change: at several sizes, so that the result holds at all of them.
 
-    The graph stays as it is where its forms would differ from size to size.
+    Forms are chosen at the example. A batch of one, where axes may be left out, is written as others are. The
+    graph stays as it is where a form is not one at all sizes.
     """
     ranges = ranges_of(imported.model)
+    several = {name: r._replace(least=max(r.least, min(2, r.example))) for name, r in ranges.items()}
     applied: list[str] = []
+    held = Held()
+    everywhere = replace(place, sizes_change=True, held=held)
 
     def at_sizes(sizes: Sizes) -> onnx.ModelProto:
         bound = import_model(at(imported.model, dict(zip(ranges, sizes, strict=True))), any_type=True)
-        result = lowered(bound, place, passes)
+        held.again()
+        result = lowered(bound, everywhere, passes)
         applied[:] = result.passes
         return result.model
 
     try:
-        model = with_names(learned(at_sizes, ranges), ranges)
+        model = with_names(learned(at_sizes, several), ranges)
     except UnsupportedModelError:
         return imported
     result = import_model(model, dims, any_type=True, folder=imported.folder)

@@ -14,8 +14,11 @@ from campo_onnx.export.optimizers import SGD
 from campo_onnx.export.torch import export_evaluation, export_training_step
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.size_ranges import SizeRange, ranges_of
+from campo_onnx.lowering.place import Place
+from campo_onnx.lowering.sequence import as_it_runs
 from campo_onnx.runtime.registry import load, machine
 from campo_onnx.sizes.in_file import at
+from campo_onnx.targets.target import target
 from campo_onnx.training.session import TrainingSession
 from campo_onnx.training.weight_update import WeightUpdate
 
@@ -131,6 +134,52 @@ def test_bound_to_sizes_it_is_the_export_at_them() -> None:
     assert not ranges_of(bound)
     assert not any(node.op_type == "Shape" for node in bound.graph.node)
     import_model(bound)
+
+
+class Residual(torch.nn.Module):
+    """Convolutions that have several forms each: strided, grouped, of one tap, of few channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = torch.nn.Conv2d(3, 16, 3, 2, 1, bias=False), torch.nn.BatchNorm2d(16)
+        self.same, self.wide = torch.nn.Conv2d(16, 16, 3, 1, 1), torch.nn.Conv2d(16, 32, 3, 2, 1)
+        self.short, self.deep = torch.nn.Conv2d(16, 32, 1, 2), torch.nn.Conv2d(32, 32, 3, 1, 1, groups=32)
+        self.grouped, self.head = torch.nn.Conv2d(32, 64, 3, 1, 1, groups=4), torch.nn.Linear(64, 5)
+
+    def forward(self, x):
+        x = functional.max_pool2d(functional.relu(self.norm(self.first(x))), 3, 2, 1)
+        x = x + functional.relu(self.same(x))
+        x = functional.relu(self.wide(x) + self.short(x))
+        return self.head(functional.relu(self.grouped(self.deep(x))).mean((2, 3)))
+
+
+PLACES = [("cpu", "onnxruntime"), ("zen4", "openvino"), ("v100", "onnxruntime"), ("h200", "onnxruntime")]
+
+
+@pytest.mark.parametrize(
+    ("place", "make", "wide"), [*((place, Residual, 32) for place in PLACES), (PLACES[0], Pictures, 16)]
+)
+def test_forms_are_chosen_at_the_example_and_hold_at_every_size(place, make, wide) -> None:
+    torch.manual_seed(2)
+    module = make()
+    batch = torch.randn(8, 3, wide, wide), torch.randint(0, 5, (8,))
+    model = export_training_step(module, cross_entropy, *batch, loss_scale=False, dynamic_shapes=BATCH)
+    lowered = as_it_runs(import_model(model), Place(target=target(*place)))
+    assert "convolutions" in lowered.passes
+    assert ranges_of(lowered.model) == ranges_of(model) == {"batch": SizeRange(8, 1, 32)}
+    portable, fast = load(model, machine("cpu", 1)), load(lowered.model, machine("cpu", 1))
+    state = {f"param.{n}": p.detach().numpy() for n, p in module.named_parameters()}
+    state |= {f"buf.{n}": b.numpy() for n, b in module.named_buffers()}
+    names = {value.name for value in model.graph.input}
+    for size in (1, 2, 8, 9, 32):
+        x, y = torch.randn(size, 3, wide, wide), torch.randint(0, 5, (size,))
+        feeds = {n: a for n, a in state.items() if n in names} | {"input.x": x.numpy(), "target.y": y.numpy()}
+        expected, found = portable.run(feeds), fast.run(feeds)
+        largest = max(np.linalg.norm(a) for n, a in expected.items() if n.startswith("grad."))
+        for name, value in expected.items():
+            error = np.linalg.norm(found[name] - value)
+            least = 1e-2 * largest if name.startswith("grad.") else 0
+            assert error <= 1e-5 * max(np.linalg.norm(value), least), (size, name)
 
 
 def test_evaluation_takes_a_last_batch() -> None:

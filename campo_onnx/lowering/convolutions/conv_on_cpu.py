@@ -108,7 +108,7 @@ def _from_patches(
     axes = axes_of(x.shape, result, weight.shape, geometry)
     columns = seen(g, x, [axis.of_input(turned=False) for axis in axes], pads_last=True)
     # The smaller of the two is turned as the other lies.
-    if columns.shape[0] < outputs:
+    if g.choice(lambda: columns.shape[0] < outputs):
         columns = channels_first(g, columns, taps)
         matrix = reshape(g, weight, (outputs, channels * taps))
     else:
@@ -181,7 +181,7 @@ def _spread(g: Graph, gradient: Value, weight: Value, *, axes: list[Axis], shape
     rows = pad(g, transpose(g, flat_images(g, gradient), [0, 2, 1]), (0, 0, 0), (0, 1, 0))
     rows = reshape(g, rows, (batch * (positions + 1), outputs))
     kernel = reshape(g, weight, (outputs, channels, taps))
-    if rows.shape[0] < outputs:
+    if g.choice(lambda: rows.shape[0] < outputs):
         each = _taps_first(g, matmul(g, rows, reshape(g, kernel, (outputs, channels * taps))), taps)
     else:
         turned = reshape(g, transpose(g, kernel, [0, 2, 1]), (outputs, taps * channels))

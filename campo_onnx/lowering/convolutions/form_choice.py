@@ -10,6 +10,7 @@ from onnx import TensorProto, numpy_helper
 
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.value import Node, Value
+from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.lowering.convolutions.cpu_price import node_us
 from campo_onnx.ops.facts import ports_of, work_of
 from campo_onnx.ops.key import OpKey
@@ -36,6 +37,13 @@ def cheapest(g: Graph, forms: Mapping[Name, Form], values: Sequence[Value], devi
     forms
         By name; the first of equally fast ones is taken.
     """
+    chosen = g.choice(lambda: _cheapest(g, forms, values, device))
+    if chosen not in forms:
+        raise UnsupportedModelError(f"the form {chosen!r} of a convolution does not hold at all sizes")
+    return chosen
+
+
+def _cheapest(g: Graph, forms: Mapping[Name, Form], values: Sequence[Value], device: Target) -> Name:
     prices = {name: _price(g, form, values, device) for name, form in forms.items()}
     if not device.hardware.is_gpu:
         room_bytes = max(_ROOM_BYTES, min(price.largest_bytes for price in prices.values()))

@@ -29,7 +29,7 @@ def by_convolution(
     """Write the gradient of a weight of `shape`, from what the convolution read and the output's gradient."""
     padded = (
         None
-        if g.target != "cuda" or len(shape) - 2 == _MOST_AXES
+        if g.target != "cuda" or g.sizes_change or len(shape) - 2 == _MOST_AXES
         else _padded(g, x, gradient, shape, geometry)
     )
     if padded is None:

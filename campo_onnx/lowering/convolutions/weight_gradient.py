@@ -82,7 +82,7 @@ def _by_matmul(g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geom
     if math.prod(shape[2:]) == 1 and not any(geometry.pads):
         return reshape(g, _pointwise(g, _strided(g, x, gradient, geometry), gradient), shape)
     axes = axes_of(x.shape, gradient.shape, shape, geometry)
-    turned = _turned(axes, shape[1], shape[0])
+    turned = g.choice(lambda: _turned(axes, shape[1], shape[0]))
     columns = seen(g, x, [axis.of_input(t) for axis, t in zip(axes, turned, strict=True)])
     rows = seen(g, gradient, [axis.of_gradient(t) for axis, t in zip(axes, turned, strict=True)])
     return _unstacked(g, matmul(g, transpose(g, rows, [1, 0]), columns), shape, turned)
@@ -98,7 +98,7 @@ def _on_cpu(g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geometr
     positions = columns.shape[0]
     # Not transposed inside the product, where that takes twice as long.
     rows = reshape(g, transpose(g, flat_images(g, gradient), [1, 0, 2]), (outputs, positions))
-    if positions < outputs:  # the smaller of the two is laid out as weights are
+    if g.choice(lambda: positions < outputs):  # the smaller of the two is laid out as weights are
         return reshape(g, matmul(g, rows, channels_first(g, columns, math.prod(taps))), shape)
     apart = reshape(g, matmul(g, rows, columns), (outputs, *taps, channels))
     # The last node, since a Reshape that makes an output of the graph is a copy.
@@ -128,7 +128,7 @@ def _by_images(g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geom
         x = _strided(g, x, gradient, geometry)
         return reshape(g, _summed_products(g, *(flat_images(g, image) for image in (gradient, x))), shape)
     axes = axes_of(x.shape, gradient.shape, shape, geometry)
-    turned = _turned(axes, shape[1], shape[0])
+    turned = g.choice(lambda: _turned(axes, shape[1], shape[0]))
     columns = seen_in_place(g, x, [axis.of_input(t) for axis, t in zip(axes, turned, strict=True)])
     rows = seen_in_place(g, gradient, [axis.of_gradient(t) for axis, t in zip(axes, turned, strict=True)])
     product = _summed_products(g, rows, columns)
@@ -185,7 +185,7 @@ def _pointwise(g: Graph, x: Value, gradient: Value) -> Value:
     batch, channels, outputs, positions = x.shape[0], x.shape[1], gradient.shape[1], math.prod(x.shape[2:])
     x = reshape(g, x, (batch, channels, positions))
     gradient = reshape(g, gradient, (batch, outputs, positions))
-    if batch == 1 or min(channels, outputs) >= positions:
+    if g.choice(lambda: batch == 1 or min(channels, outputs) >= positions):
         columns, rows = (
             reshape(g, transpose(g, image, [1, 0, 2]), (image.shape[1], batch * positions))
             for image in (x, gradient)
