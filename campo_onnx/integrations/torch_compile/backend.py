@@ -60,7 +60,22 @@ class Compiled:
         self.joint: JointGraph | None = None
         self.graphs: list[SizedGraph] = []
         self.refusals: list[str] = []
-        self._tensors = [weakref.ref(t) for t in tensors if isinstance(t, torch.Tensor)]
+        self._tensors: list[weakref.ref[torch.Tensor]] = []
+        self._note(tensors)
+
+    def _note(self, arguments: Sequence[Any]) -> None:
+        self._tensors += [weakref.ref(t) for t in arguments if isinstance(t, torch.Tensor)]
+
+    def _noting(self, call: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:
+        """Note what the first call gets: DistributedDataParallel has graphs captured with other tensors."""
+        calls = itertools.count()
+
+        def run(arguments: list[Any]) -> Sequence[Any]:
+            if not next(calls):
+                self._note(arguments)
+            return call(arguments)
+
+        return boxed(run)
 
     def reads(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether one of some tensors is among its inputs."""
@@ -98,7 +113,7 @@ class Compiled:
     def compile_half(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """Make something callable of a forward or backward pass."""
         call = opaque_call(gm)
-        return self._compiled(gm, "half of a training step") if call is None else boxed(call)
+        return self._compiled(gm, "half of a training step") if call is None else self._noting(call)
 
     def compile_inference(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """Make something callable of a graph without a backward pass."""
@@ -116,7 +131,7 @@ class Compiled:
             self._give_up(error, gm)
             return boxed(torch.fx.Interpreter(gm).boxed_run)
         self.graphs.append(graph)
-        return boxed(graph)
+        return self._noting(graph)
 
     def _made(self, gm: torch.fx.GraphModule, arguments: int) -> Callable[[list[Any]], Sequence[Any]]:
         """Make a session of a graph of static sizes, else sessions of its pieces, else nothing of it."""

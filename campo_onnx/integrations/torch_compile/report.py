@@ -106,7 +106,7 @@ class Report:
     refusals: tuple[str, ...]
 
     def __str__(self) -> str:
-        lines = list(map(str, self.graphs)) or ["nothing runs in ONNX Runtime yet"]
+        lines = list(map(str, self.graphs)) or [_NOTHING]
         if self.left:
             lines.append(f"torch runs {', '.join(self.left)}")
         lines += [f"because {refusal}" for refusal in self.refusals]
@@ -132,6 +132,12 @@ class Report:
         )
 
 
+_NOTHING = (
+    "nothing runs here yet: run a step first. module.compile() of nn.Sequential and others whose forward is torch's "
+    "own compiles nothing: call torch.compile(module, backend='campo_onnx')"
+)
+
+
 def report(model: Any = None) -> Report:
     """Say what runs in place of a compiled model.
 
@@ -149,7 +155,7 @@ def report(model: Any = None) -> Report:
     if model is None:
         chosen = list(COMPILED.values())
     elif isinstance(model, torch.nn.Module):
-        tensors = [*model.parameters(), *model.buffers()]
+        tensors = [*model.parameters(), *model.buffers(), *_unsharded(model)]
         chosen = [compiled for compiled in COMPILED.values() if compiled.reads(tensors)]
     else:
         raise UsageError(
@@ -162,6 +168,15 @@ def report(model: Any = None) -> Report:
         left=tuple(dict.fromkeys(left)),
         refusals=tuple(dict.fromkeys(r for compiled in chosen for r in compiled.refusals)),
     )
+
+
+def _unsharded(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Give the parameters that graphs read where FSDP2 has put parts of them in their place."""
+    for part in model.modules():
+        state = getattr(part, "_get_fsdp_state", lambda: None)()
+        for group in getattr(state, "_fsdp_param_groups", ()):
+            whole = (getattr(one, "_unsharded_param", None) for one in group.fsdp_params)
+            yield from (tensor for tensor in whole if tensor is not None)
 
 
 def _graphs(compiled: Compiled) -> Iterator[RunningGraph]:
