@@ -133,8 +133,8 @@ class Report:
 
 
 _NOTHING = (
-    "nothing runs here yet: run a step first. module.compile() of nn.Sequential and others whose forward is torch's "
-    "own compiles nothing: call torch.compile(module, backend='campo_onnx')"
+    "nothing runs here yet: run a step first. Of nn.Sequential and others whose forward is torch's own, "
+    "module.compile() compiles nothing: call torch.compile(module, backend='campo_onnx')"
 )
 
 
