@@ -1,6 +1,7 @@
 """``campo-onnx optimize``: write a training step in mixed precision."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,11 +34,12 @@ from .signature import with_options
 from .verification import VerificationArguments, check_repairable, verified
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from campo_onnx.bench.result import BenchResult
     from campo_onnx.planning.options import Options
     from campo_onnx.planning.pipeline import Optimized
+    from campo_onnx.runtime.feeds import Feeds
 
     from .outputs import Read
 
@@ -188,7 +190,8 @@ def optimize(
             optimized = priced(optimized, options, [*batches.values()])
         told = () if outputs.json or outputs.quiet else _advice(optimized, options)
         notes = [*told, *tried, *note_what_surprises(model, optimized, options, tried)]
-        written = () if outputs.dry_run else _write(optimized, model, outputs, weights, notes, measured)
+        page = partial(_page, optimized, options, model, batches=[*batches.values()], measured=measured)
+        written = () if outputs.dry_run else _write(optimized, model, outputs, weights, partial(page, notes))
     if outputs.json:
         print_json(optimized.plan.to_json())
     else:
@@ -200,8 +203,7 @@ def _write(
     model: Path,
     outputs: OutputArguments,
     weights: frozenset[Path],
-    notes: "Sequence[str]",
-    measured: "BenchResult | None",
+    page: "Callable[[], str]",
 ) -> "Sequence[Path]":
     """Write the graph with its plan and its page, all of them or none."""
     from campo_onnx.ir.exporter import export_with
@@ -210,16 +212,34 @@ def _write(
     with working(f"writing {output.name}"):
         texts = {} if plan is None else {plan: optimized.plan.to_json()}
         if report is not None:
-            texts[report] = _page(optimized, model, notes, measured)
+            texts[report] = page()
         imported = optimized.imported
         read = imported.data_files | weights
         export_with(optimized.model, output, folder=imported.folder, texts=texts, read=read)
     return output, *texts
 
 
-def _page(optimized: "Optimized", model: Path, notes: "Sequence[str]", measured: "BenchResult | None") -> str:
+def _page(
+    optimized: "Optimized",
+    options: "Options",
+    model: Path,
+    notes: "Sequence[str]",
+    *,
+    batches: "Sequence[Feeds]",
+    measured: "BenchResult | None",
+) -> str:
+    from campo_onnx.errors import ModelError, UnsupportedModelError
+    from campo_onnx.planning.alternatives import alternatives
     from campo_onnx.report.plan_page import plan_page
 
+    drift = {}
+    if batches and optimized.plan.low_nodes:
+        from campo_onnx.emulation.comparison_drift import output_drift
+
+        try:
+            drift = output_drift(optimized.imported, optimized.model, batches, options.dims)
+        except (ModelError, UnsupportedModelError) as error:
+            notes = (*notes, f"Drift was not emulated: {error}")
     moved = optimized.given_traffic, optimized.planned_traffic
     return plan_page(
         optimized.plan,
@@ -228,6 +248,8 @@ def _page(optimized: "Optimized", model: Path, notes: "Sequence[str]", measured:
         model=model.name,
         notes=notes,
         measured=measured,
+        alternatives=alternatives(optimized, options),
+        drift=drift,
         command=command_line(),
     )
 

@@ -1,6 +1,6 @@
 """Drift of every strategy's step by rounding: each plan emulated on the CPU, beside the FP32 step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -13,6 +13,7 @@ from campo_onnx.emulation.dfp16 import emulate_dfp16
 from campo_onnx.emulation.drift import Arrays, Reference
 from campo_onnx.emulation.numerics import emulate, seeded
 from campo_onnx.errors import ModelError, UnsupportedModelError
+from campo_onnx.ir.importer import Imported
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.optimize.safety import earlier_versions
@@ -45,13 +46,7 @@ def with_drift(
         If the FP32 step itself fails on the batch, or is not finite.
     """
     imported = comparison.imported
-    reference = Reference(
-        model=seeded(imported.model),
-        feeds=next(draw_batches(imported.view)).feeds if feeds is None else feeds,
-        earlier=earlier_versions(imported.view),
-        machine=machine("cpu"),
-        folder=imported.folder,
-    )
+    reference = _reference(imported, next(draw_batches(imported.view)).feeds if feeds is None else feeds)
     for name, value in reference.outputs.items():
         if np.issubdtype(value.dtype, np.floating) and not np.isfinite(value).all():
             raise ModelError(
@@ -71,6 +66,38 @@ def with_drift(
             )
         rows.append(replace(row, drift=drifts[decided]))
     return replace(comparison, rows=tuple(rows))
+
+
+def output_drift(
+    imported: Imported,
+    mixed: onnx.ModelProto,
+    batches: Iterable[Arrays],
+    dims: Mapping[str, int] | None = None,
+) -> dict[str, float]:
+    """Relative error of every output of a planned step, emulated: the largest over some batches.
+
+    Raises
+    ------
+    ModelError, UnsupportedModelError
+        If a step does not run here.
+    """
+    emulated, worst = seeded(emulate(mixed, dims)), dict[str, float]()
+    for feeds in batches:
+        reference = _reference(imported, feeds)
+        actual = run_in_pieces(emulated, feeds, reference.machine, folder=imported.folder)
+        for name, error in reference.drift_of(actual).items():
+            worst[name] = max(error, worst.get(name, 0.0))
+    return worst
+
+
+def _reference(imported: Imported, feeds: Arrays) -> Reference:
+    return Reference(
+        model=seeded(imported.model),
+        feeds=feeds,
+        earlier=earlier_versions(imported.view),
+        machine=machine("cpu"),
+        folder=imported.folder,
+    )
 
 
 def _title(numerics: Numerics, plan: Plan) -> str:

@@ -1,6 +1,8 @@
 """The report of one plan."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from campo_onnx.bench.result import BenchResult
@@ -8,6 +10,7 @@ from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.plan.report import Report, report_of
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.traffic import Traffic
+from campo_onnx.planning.alternatives import Alternative
 from campo_onnx.report.costs import provenance
 from campo_onnx.report.decisions import columns
 from campo_onnx.report.families import FamilyRow, family_rows, whole_step
@@ -32,6 +35,8 @@ def plan_page(
     model: str,
     notes: Sequence[str] = (),
     measured: BenchResult | None = None,
+    alternatives: Sequence[Alternative] = (),
+    drift: Mapping[str, float] = MappingProxyType({}),
     command: str = "",
 ) -> str:
     """Write the report of a plan as HTML.
@@ -43,11 +48,17 @@ def plan_page(
         is said about shapes, neighbours and the sources of single costs.
     moved
         What the given step and the planned one launch and move; None where it is not known.
+    drift
+        Relative error of every output, emulated.
     """
+    errors = sorted(drift.items(), key=lambda row: (-row[1], row[0]))
     values = {
         **plan_values(plan, problem, moved),
         "model": model,
         "measured": measured,
+        "alternatives": alternatives,
+        "errors": errors,
+        "largest_error": next((error for _, error in errors if isfinite(error)), 0.0) or 1.0,
         "measured_picture": None if measured is None else bench_picture(measured),
     }
     title = f"{visible(model)} in mixed precision"

@@ -5,6 +5,8 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 
 MLP = Path(__file__).parent.parent / "data" / "mlp.onnx"
@@ -81,3 +83,32 @@ def test_json_stays_json(plan, program, capsys) -> None:
     assert program("explain", plan, "--json", "--report", "new.html") == 0
     json.loads(capsys.readouterr().out)
     assert Path("new.html").exists()
+
+
+def test_drift_of_every_output_is_in_the_page_of_a_plan_with_batches(program, tmp_path):
+    """And the other strategies and devices, with or without batches."""
+    model = onnx.load(MLP)
+    rng = np.random.default_rng(0)
+    feeds = {}
+    for value in model.graph.input:
+        kind = value.type.tensor_type
+        shape, dtype = (
+            [d.dim_value for d in kind.shape.dim],
+            onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type),
+        )
+        is_index = np.issubdtype(dtype, np.integer)
+        feeds[value.name] = (rng.integers(0, 2, shape) if is_index else rng.standard_normal(shape)).astype(
+            dtype
+        )
+    np.savez(tmp_path / "batch.npz", **feeds)
+    words = ("optimize", MLP, "-o", "mixed.onnx", "--device", "v100", "--strategy", "tf-amp", "--report")
+    assert program(*words, "with.html", "--inputs", "batch.npz") == 0
+    assert program(*words, "without.html", "--force") == 0
+    shown, bare = ((tmp_path / f"{name}.html").read_text(encoding="utf-8") for name in ("with", "without"))
+    drift = shown.partition('id="drift"')[2].partition("</section>")[0]
+    assert all(f'<th scope="row">{value.name}</th>' in drift for value in model.graph.output)
+    assert 'id="drift"' not in bare
+    for page in (shown, bare):
+        others = page.partition('id="others"')[2].partition("</section>")[0]
+        assert '<th scope="row">v100</th><td>optimal</td>' in others
+        assert '<th scope="row">h200</th><td>tf-amp</td>' in others

@@ -19,6 +19,8 @@ from campo_onnx.errors import UsageError
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.optimize.plan.plan import Plan
+from campo_onnx.optimize.strategies import STRATEGIES
+from campo_onnx.planning.alternatives import alternatives
 from campo_onnx.planning.comparison import compare
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import optimize
@@ -224,6 +226,25 @@ def test_names_of_strangers_are_text(attacked, written) -> None:
     assert "<" not in read.scripts[0]
     assert visible(hostile.NAMES[0]) in read.text
     assert hostile.NAMES[2] in read.text
+
+
+def test_other_strategies_and_devices_and_drift_stand_in_the_page(layer) -> None:
+    others = alternatives(layer, OPTIONS, patience_s=600.0)
+    strategies = {each.strategy for each in others if each.device == "v100"}
+    assert strategies == STRATEGIES.keys() - {OPTIONS.strategy}
+    assert {each.device for each in others if each.strategy == OPTIONS.strategy} >= {"h200", "a100", "t4"}
+    best = min(each.predicted_us for each in others if each.device == "v100")
+    assert layer.plan.predicted_us <= best * (1 + 1e-9)
+    assert alternatives(layer, OPTIONS, patience_s=0.0) == ()
+    drift = {"grad.<b>": 0.25, "loss": float("inf")}
+    page = plan_page(layer.plan, layer.problem, model="m", alternatives=others, drift=drift)
+    assert "Other strategies and devices" in page
+    assert all(f'<th scope="row">{each.device}</th><td>{each.strategy}</td>' in page for each in others)
+    assert "grad.&lt;b&gt;" in page
+    assert '<td class="number">0.25</td>' in page
+    bare = plan_page(layer.plan, layer.problem, model="m")
+    assert "Other strategies and devices" not in bare
+    assert "Drift of every output" not in bare
 
 
 def test_a_plan_file_gives_a_page_too(layer) -> None:
