@@ -69,10 +69,7 @@ def with_drift(
 
 
 def output_drift(
-    imported: Imported,
-    mixed: onnx.ModelProto,
-    batches: Iterable[Arrays],
-    dims: Mapping[str, int] | None = None,
+    imported: Imported, mixed: onnx.ModelProto, batches: Iterable[Arrays], dims: Mapping[str, int]
 ) -> dict[str, float]:
     """Relative error of every output of a planned step, emulated: the largest over some batches.
 

@@ -91,15 +91,11 @@ def test_drift_of_every_output_is_in_the_page_of_a_plan_with_batches(program, tm
     rng = np.random.default_rng(0)
     feeds = {}
     for value in model.graph.input:
-        kind = value.type.tensor_type
-        shape, dtype = (
-            [d.dim_value for d in kind.shape.dim],
-            onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type),
-        )
+        shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
         is_index = np.issubdtype(dtype, np.integer)
-        feeds[value.name] = (rng.integers(0, 2, shape) if is_index else rng.standard_normal(shape)).astype(
-            dtype
-        )
+        drawn = rng.integers(0, 2, shape) if is_index else rng.standard_normal(shape)
+        feeds[value.name] = drawn.astype(dtype)
     np.savez(tmp_path / "batch.npz", **feeds)
     words = ("optimize", MLP, "-o", "mixed.onnx", "--device", "v100", "--strategy", "tf-amp", "--report")
     assert program(*words, "with.html", "--inputs", "batch.npz") == 0
