@@ -248,7 +248,7 @@ def _page(
         model=model.name,
         notes=notes,
         measured=measured,
-        alternatives=alternatives(optimized, options),
+        alternatives=[*alternatives(optimized, options)],
         drift=drift,
         command=command_line(),
     )

@@ -10,7 +10,6 @@ from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.plan.report import Report, report_of
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.traffic import Traffic
-from campo_onnx.planning.alternatives import Alternative
 from campo_onnx.report.costs import provenance
 from campo_onnx.report.decisions import columns
 from campo_onnx.report.families import FamilyRow, family_rows, whole_step
@@ -35,7 +34,7 @@ def plan_page(
     model: str,
     notes: Sequence[str] = (),
     measured: BenchResult | None = None,
-    alternatives: Sequence[Alternative] = (),
+    alternatives: Sequence[Plan] = (),
     drift: Mapping[str, float] = MappingProxyType({}),
     command: str = "",
 ) -> str:
