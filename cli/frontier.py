@@ -69,16 +69,18 @@ def frontier(
         ),
     ] = None,
     runs: Annotated[
-        int,
+        int | None,
         option(
             VERIFICATION,
             "--runs",
             metavar="N",
             min=1,
             help="Emulated steps on each batch that measure what single roundings do. Where there are more "
-            "values to round, gradients estimate them, and regions are rounded where estimates are wrong.",
+            "values to round, gradients estimate them, and regions are rounded where estimates are wrong.  "
+            "[default: what takes ten minutes at most, up to 200]",
+            show_default=False,
         ),
-    ] = 200,
+    ] = None,
     emulated: Annotated[
         int,
         option(

@@ -53,7 +53,7 @@ def affordable_part(step: Step, budget_s: float, most_bytes: float, *, draws: bo
     part = _part(step, budget_s, most_bytes, draws=draws)
     if part.nodes == len(step.model.graph.node):
         return part
-    needed_s = RUNS * sum(_nominal_s(node.name, step.view) for node in step.view.nodes)
+    needed_s = RUNS * nominal_step_s(step.view)
     rows = max(1, int(batch_of(step.view) * budget_s / needed_s))
     smaller = at_batch(step, rows)
     return part if smaller is None else _part(smaller, budget_s, most_bytes, draws=draws)
@@ -85,6 +85,11 @@ def _part(step: Step, budget_s: float, most_bytes: float, *, draws: bool) -> Par
         held.update(fresh)
         nodes.append(node)
     return Part(step=step, nodes=len(nodes), model=_first(nodes, model), step_s=step_s, drawing_s=drawing_s)
+
+
+def nominal_step_s(view: GraphView) -> float:
+    """Predict the seconds that one run of a step takes: the same on every machine."""
+    return sum(_nominal_s(node.name, view) for node in view.nodes)
 
 
 def _nominal_s(name: str, view: GraphView) -> float:

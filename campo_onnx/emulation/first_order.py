@@ -23,7 +23,7 @@ from scipy.stats import chi2
 
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.value import Value
-from campo_onnx.emulation.adjoint.reverse import Reverse
+from campo_onnx.emulation.adjoint.reverse import ROUNDING, Reverse
 from campo_onnx.emulation.adjoint.rule import NoRuleError
 from campo_onnx.emulation.drift import Reference
 from campo_onnx.ops.precision import Precision
@@ -98,11 +98,13 @@ def first_order(problem: Problem, references: Sequence[Reference], every: Sequen
         gradient = _gradient(reverse, rounding, problem)
         if gradient is None:
             continue
-        moved = _moved(reverse.graph, reverse.value(rounding.tensor), problem.low)
-        terms = reverse.graph.op("Mul", gradient, moved)
-        names[rounding] = f"rounding/{index}", f"rounding/{index}/squares"
-        for name, op_type in zip(names[rounding], ("ReduceSum", "ReduceSumSquare"), strict=True):
-            outputs[name] = reverse.graph.op(op_type, terms, keepdims=0)
+        scope = f"{ROUNDING}/{index}"
+        names[rounding] = f"{scope}/sum", f"{scope}/squares"
+        with reverse.graph.within(scope):
+            moved = _moved(reverse.graph, reverse.value(rounding.tensor), problem.low)
+            terms = reverse.graph.op("Mul", gradient, moved)
+            for name, op_type in zip(names[rounding], ("ReduceSum", "ReduceSumSquare"), strict=True):
+                outputs[name] = reverse.graph.op(op_type, terms, keepdims=0)
     return FirstOrder(model=reverse.model(outputs), outputs=names, directions=directions)
 
 

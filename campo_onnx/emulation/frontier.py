@@ -8,7 +8,6 @@ from campo_onnx.emulation.drift import Arrays
 from campo_onnx.emulation.emulated_steps import EmulatedSteps, kept_in_cache
 from campo_onnx.emulation.numerics import emulate, seeded
 from campo_onnx.emulation.sensitivity import (
-    MOST_RUNS,
     Sensitivities,
     measure_sensitivities,
     references_of,
@@ -98,7 +97,7 @@ def measured_frontier(
     options: Options,
     batches: Sequence[Arrays],
     *,
-    most_runs: int = MOST_RUNS,
+    most_runs: int | None = None,
     most_emulated: int = MOST_EMULATED,
     tell: Callable[[int, int], None] = lambda steps, most: None,
 ) -> Frontier:
@@ -141,7 +140,7 @@ def chosen_plan(
     *,
     most_error: float | None = None,
     most_us: float | None = None,
-    most_runs: int = MOST_RUNS,
+    most_runs: int | None = None,
     tell: Callable[[int, int], None] = lambda steps, most: None,
 ) -> FrontierPlan:
     """Choose a plan of the frontier by its error, or by its time.

@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 
 from campo_onnx.emulation.adjoint.rule import NoRuleError
+from campo_onnx.emulation.affordable import nominal_step_s
 from campo_onnx.emulation.drift import Arrays, Reference
 from campo_onnx.emulation.emulated_steps import EmulatedSteps
 from campo_onnx.emulation.first_order import DIRECTIONS, FirstOrder, first_order, squared_error
@@ -25,7 +26,7 @@ from campo_onnx.emulation.numerics import emulate, seeded
 from campo_onnx.emulation.rounded import with_roundings
 from campo_onnx.errors import ModelError, UsageError
 from campo_onnx.ir.importer import Imported
-from campo_onnx.ir.view import FLOAT
+from campo_onnx.ir.view import FLOAT, GraphView
 from campo_onnx.ops.precision import is_low_dtype
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.roundings import Rounding, roundings
@@ -34,7 +35,10 @@ from campo_onnx.optimize.strategies.optimal import free_nodes
 from campo_onnx.runtime.registry import machine
 
 MOST_RUNS = 200
-"""Emulated steps for each batch that round, unless told otherwise."""
+"""Emulated steps for each batch that round, unless they take too long or another number is told."""
+
+_RUNS_S = 600.0
+"""Seconds that these may take in all, as sizes tell. A core takes half of it; gradients take the rest."""
 
 _AGREES = 2.0
 """Factor between measured and estimated squared error of a region that needs no closer look."""
@@ -118,7 +122,7 @@ def measure_sensitivities(
     problem: Problem,
     steps: EmulatedSteps,
     *,
-    most_runs: int = MOST_RUNS,
+    most_runs: int | None = None,
     directions: int = DIRECTIONS,
     tell: Callable[[int, int], None] = lambda runs, most: None,
 ) -> Sensitivities:
@@ -127,10 +131,13 @@ def measure_sensitivities(
     Parameters
     ----------
     most_runs
-        Emulated steps for each batch that round. With as many as there are roundings each is rounded alone.
+        Emulated steps for each batch that round; by default as many as ten minutes hold (:func:`runs_for`).
+        With as many as there are roundings each is rounded alone.
     directions
         Steps with gradients for each batch, otherwise (:mod:`campo_onnx.emulation.first_order`).
     """
+    if most_runs is None:
+        most_runs = runs_for(problem.view, len(steps.references))
     if most_runs < 1:
         raise UsageError(f"{most_runs} runs measure nothing", remedy="Allow at least one.")
     every = roundings(problem, free_nodes(problem))
@@ -150,6 +157,11 @@ def measure_sensitivities(
         runs=regions.runs * len(steps.references),
         directions=directions * len(steps.references) if estimates else 0,
     )
+
+
+def runs_for(view: GraphView, batches: int) -> int:
+    """Choose how many steps round on each batch, from the sizes of the step: the same on every machine."""
+    return max(1, min(MOST_RUNS, int(_RUNS_S / (nominal_step_s(view) * batches))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ import onnx
 import pytest
 
 from campo_onnx import Options, Precision, oplists, target
-from campo_onnx.emulation import emulated_steps
+from campo_onnx.emulation import emulated_steps, sensitivity
 from campo_onnx.emulation.adjoint import reverse
+from campo_onnx.emulation.affordable import nominal_step_s
 from campo_onnx.emulation.batches import draw_batches
 from campo_onnx.emulation.drift import Reference
 from campo_onnx.emulation.emulated_steps import EmulatedSteps
@@ -18,7 +19,7 @@ from campo_onnx.emulation.first_order import first_order, squared_error
 from campo_onnx.emulation.frontier import measured_frontier
 from campo_onnx.emulation.numerics import emulate, seeded
 from campo_onnx.emulation.rounded import with_roundings
-from campo_onnx.emulation.sensitivity import measure_sensitivities, references_of
+from campo_onnx.emulation.sensitivity import MOST_RUNS, measure_sensitivities, references_of, runs_for
 from campo_onnx.errors import ModelError, UsageError
 from campo_onnx.ir.importer import import_model
 from campo_onnx.optimize.plan.assemble import make_plan
@@ -118,6 +119,41 @@ def test_first_order_is_what_single_roundings_do():
     ]
     assert len(factors) > 60
     assert 0.75 < np.quantile(factors, 0.05) < np.quantile(factors, 0.95) < 1.33
+
+
+def test_gradients_do_not_wait_for_each_other():
+    """Each is read by what tells its roundings, and dropped, before the next ones are computed."""
+    imported, problem, _ = posed("bert2_mlm_sdpa")
+    every = roundings(problem, free_nodes(problem))
+    model = first_order(problem, steps_of(imported).references, every).model
+    onnx.checker.check_model(model)
+    added = model.graph.node[len(imported.model.graph.node) :]
+    at_end = sorted(added, key=lambda node: node.name.startswith("rounding/"))
+    assert {node.name for node in at_end} == {node.name for node in added}
+    assert _most_waiting(added) < _most_waiting(at_end) / 3
+
+
+def _most_waiting(nodes):
+    """Tensors that are computed, and read later, at most."""
+    last = {name: index for index, node in enumerate(nodes) for name in node.input}
+    waiting, most = set(), 0
+    for index, node in enumerate(nodes):
+        waiting |= {name for name in node.output if last.get(name, -1) > index}
+        waiting = {name for name in waiting if last[name] > index}
+        most = max(most, len(waiting))
+    return most
+
+
+def test_runs_are_as_many_as_ten_minutes_hold(monkeypatch):
+    imported, problem, _ = posed("mlp")
+    assert runs_for(problem.view, 1) == MOST_RUNS
+    steps = steps_of(imported)
+    step_s = nominal_step_s(problem.view)
+    monkeypatch.setattr(sensitivity, "_RUNS_S", 20.5 * step_s)
+    assert [runs_for(problem.view, batches) for batches in (1, 2, 100)] == [20, 10, 1]
+    measured = measure_sensitivities(problem, steps)
+    assert 0 < measured.runs <= 20
+    assert measured.together > 0
 
 
 def test_what_overflows_is_infinite_to_first_order_too():

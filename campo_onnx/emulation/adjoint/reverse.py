@@ -4,7 +4,7 @@ A direction ``v`` is an input for each output. With ``g``, its gradient at a ten
 much the outputs move along ``v`` when the tensor is moved by a little ``d``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import onnx
 from onnx import ModelProto, TensorProto
@@ -18,6 +18,9 @@ from campo_onnx.ops.key import OpKey
 
 RULES: Mapping[str, Rule] = {**elementwise.RULES, **movement.RULES, **products.RULES, **microsoft.RULES}
 """By operator, with its domain where that is not the standard one."""
+
+ROUNDING = "rounding"
+"""Scope of what tells a rounding's effect, followed by a number."""
 
 LEAST_OPSET = 18
 """The rules are written for axes as inputs, and for sums that Scatter makes."""
@@ -106,10 +109,29 @@ class Reverse:
         del result.graph.output[:], result.graph.value_info[:]
         stored = {tensor.name for tensor in result.graph.initializer} | set(self._view.tensors)
         result.graph.input.extend(added.graph.input)
-        result.graph.node.extend(added.graph.node)
+        result.graph.node.extend(_soon(added.graph.node))
         result.graph.initializer.extend(t for t in added.graph.initializer if t.name not in stored)
         result.graph.output.extend(added.graph.output)
         return result
+
+
+def _soon(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    """Put the nodes of a scope ``rounding/N`` behind the last gradient they read: else all would wait."""
+    made = {tensor: index for index, node in enumerate(nodes) for tensor in node.output}
+    reads = [[made[name] for name in node.input if name in made] for node in nodes]
+    scopes = [node.name.split("/")[1] if node.name.startswith(f"{ROUNDING}/") else "" for node in nodes]
+    place = [*range(len(nodes))]
+    last: dict[str, int] = {}
+    for index, scope in enumerate(scopes):
+        if scope:  # behind the last gradient that it reads, itself or through others
+            place[index] = max((place[i] for i in reads[index]), default=0)
+            last[scope] = max(last.get(scope, 0), place[index])
+    place = [last[scope] if scope else index for index, scope in enumerate(scopes)]
+    for index in reversed(range(len(nodes))):
+        for i in reads[index]:
+            if scopes[i]:  # what scopes share comes before the first that reads it
+                place[i] = min(place[i], place[index])
+    return [nodes[index] for index in sorted(range(len(nodes)), key=place.__getitem__)]
 
 
 def _plain(value: object) -> object:
