@@ -238,10 +238,6 @@ def draw_frontiers(
     ----------
     frontiers
         Points of a frontier, the fastest first, for each format. Of several the envelope is drawn broadly.
-    title
-        Title of the figure.
-    wide
-        As wide as a page.
     """
     figure = _figure(rows=10, title=title, wide=wide)
     axes = figure.add_subplot()

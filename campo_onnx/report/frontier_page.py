@@ -19,10 +19,6 @@ def frontier_page(frontiers: Sequence[Frontier], *, model: str, command: str = "
     frontiers
         Every plan, for each format. Decisions of plans that were emulated can be looked at, in the format of
         the fastest.
-    model
-        Name of the model.
-    command
-        What made it.
     """
     first = min(frontiers, key=lambda one: one.plans[0].plan.predicted_us)
     shown = [one for one in first.plans if one.emulated_error is not None]

@@ -43,14 +43,8 @@ class OpenStep:
 
     Parameters
     ----------
-    imported
-        The graph, in the form of its runtime.
-    interface
-        Its inputs and outputs told apart.
     runner
         Runs its steps and keeps the state.
-    runtime
-        Name of the runtime.
     """
 
     imported: Imported
@@ -65,8 +59,6 @@ class Opening:
 
     Parameters
     ----------
-    imported
-        The graph.
     state, update, pairs, dims, cuda_graph
         As of :class:`~campo_onnx.training.session.TrainingSession`.
     """

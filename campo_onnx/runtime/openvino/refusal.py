@@ -113,8 +113,6 @@ def refuse_empty(model: onnx.ModelProto, graph: Any) -> None:
 
     Parameters
     ----------
-    model
-        The graph.
     graph
         The same as an ``openvino.Model`` that was read. Constants without elements are scalars in it.
 
