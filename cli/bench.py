@@ -200,7 +200,7 @@ def _check_request(models: list[Path], device: str, plot: Path | None) -> None:
         check_model(model)
     if device not in ("auto", *PROCESSORS):
         raise UsageError(
-            f"--device {device!r}: unknown provider",
+            f"--provider {device!r}: unknown provider",
             why="graphs run on this machine, on one of ONNX Runtime's providers",
             remedy="Choose auto, cpu or cuda. For a device that is not here, `campo-onnx compare` predicts.",
         )

@@ -235,6 +235,7 @@ RunOnOption = Annotated[
     str,
     option(
         MEASURE,
+        "--provider",
         "--device",
         metavar="auto|cpu|cuda",
         autocompletion=complete_providers,

@@ -177,6 +177,7 @@ def test_graphs_of_another_interface(program, capsys) -> None:
     ("words", "code", "message"),
     [
         (("--device", "v100"), 2, "Choose auto, cpu or cuda"),
+        (("--provider", "v100"), 2, "--provider 'v100': unknown provider"),
         (("--dim", "batch"), 2, "NAME=SIZE"),
         (("--inputs", "missing.npz"), 2, "missing.npz"),
         (("--cuda-graph", "--device", "cpu"), 2, "CUDA graph"),
