@@ -59,17 +59,21 @@ class Recorded(TorchDispatchMode):
 def refuse_another_run(first: Recorded, run_again: Callable[[], Recorded]) -> None:
     """Refuse a step that does something else the second time."""
     try:
-        again = run_again().done
+        place = difference(first, run_again())
     except Exception as error:  # a step that fails the second time is another one
         if is_foreign(error):
             raise
-        _refuse(place_of_error(error))
-    pairs = zip(first.done, again, strict=False)
-    different = next((two for one, two in pairs if one[:2] != two[:2]), None)
-    if different is not None:
-        _refuse(different[2])
-    if len(first.done) != len(again):
-        _refuse("")
+        place = place_of_error(error)
+    if place is not None:
+        _refuse(place)
+
+
+def difference(one: Recorded, other: Recorded) -> str | None:
+    """Give the place in the user's code where a run begins to differ from another; None where it does not."""
+    for first, second in zip(one.done, other.done, strict=False):
+        if first[:2] != second[:2]:
+            return second[2]
+    return None if len(one.done) == len(other.done) else ""
 
 
 def _refuse(place: str) -> None:

@@ -29,8 +29,7 @@ from campo_onnx.export.torch.decompositions import OPERATIONS
 from campo_onnx.export.torch.function_overrides import DATA_DEPENDENT
 from campo_onnx.export.torch.module_guard import Dice, Kept
 from campo_onnx.export.torch.origin import current_origin
-from campo_onnx.export.torch.repeated import Recorded, refuse_another_run
-from campo_onnx.export.torch.same import is_same
+from campo_onnx.export.torch.repeated import Recorded, difference, refuse_another_run
 from campo_onnx.export.torch.source_location import place_of_change, place_of_error, place_of_frame
 from campo_onnx.export.torch.step import Step
 
@@ -77,12 +76,15 @@ def trace(
         outputs[:] = results
         return list(results.values())
 
-    def run_again() -> Recorded:
-        kept.restore()
-        dice.restore()
+    def run_on() -> Recorded:
         with fx_traceback.preserve_node_meta(), mode:
             flat_step(*given.values())
         return runs[-1]
+
+    def run_again() -> Recorded:
+        kept.restore()
+        dice.restore()
+        return run_on()
 
     def traced_once() -> torch.fx.GraphModule:
         with fx_traceback.preserve_node_meta(), mode, _one_message():
@@ -102,7 +104,7 @@ def trace(
             if dice.thrown() != thrown:
                 _refuse_dice(traced_once, dice)
             if changes := kept.changes():
-                _refuse_another_step(traced, traced_once, changes)
+                _refuse_another_step(runs[0], run_on, changes)
             if is_first:
                 refuse_another_run(runs[0], run_again)
         finally:
@@ -227,12 +229,10 @@ def _refuse_dice(trace_again: Callable[[], Any], dice: Dice) -> None:
         )
 
 
-def _refuse_another_step(
-    traced: torch.fx.GraphModule, trace_again: Callable[[], torch.fx.GraphModule], changes: list[str]
-) -> None:
+def _refuse_another_step(first: Recorded, run_again: Callable[[], Recorded], changes: list[str]) -> None:
     """Refuse a step that leaves something behind on which the next one depends."""
     try:
-        is_another = not is_same(traced, trace_again())
+        is_another = difference(first, run_again()) is not None
     except Exception as error:  # a forward that fails the second time is another one
         if is_foreign(error):
             raise
