@@ -50,7 +50,7 @@ def outcome(op: Any) -> str:
             if isinstance(theirs, Exception):
                 continue
             if isinstance(ours, Exception):
-                return f"sample {number}: {type(ours).__name__}: {str(ours).splitlines()[0][:200]}"
+                return f"sample {number}: {type(ours).__name__}: {str(ours)[:200]}"
             if not same(theirs, ours):
                 return f"sample {number}: {difference(theirs, ours)}"
     return "same"

@@ -1,0 +1,22 @@
+"""A few random training programs; ``python tests/torch_compile/loops.py`` runs hundreds."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed (make test-frameworks installs it)")
+
+import loops
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_programs_train_as_eager_does(seed: int) -> None:
+    assert loops.difference(seed) == ""
+
+
+def test_differences_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = loops.Network.forward
+
+    def wrong(module, ids):
+        return forward(module, ids) * (1.001 if torch.compiler.is_compiling() else 1.0)
+
+    monkeypatch.setattr(loops.Network, "forward", wrong)
+    assert "gradient" in loops.difference(0)
