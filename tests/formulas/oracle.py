@@ -19,13 +19,16 @@ from campo_onnx.emulation.probe import probe
 from tests.formulas import (
     attention,
     densities,
+    dynamics,
     geometry,
     learning,
     losses,
+    metrics,
     recursions,
     scenes,
     science,
     signals,
+    training,
 )
 from tests.formulas.formula import Formula, Tensor
 from tests.formulas.step import Array
@@ -62,7 +65,10 @@ def _of(module: ModuleType) -> dict[str, Template]:
     return {f"{stem}.{n}": v for n, v in own.items() if reads[n] == [Formula]}
 
 
-_MODULES = (attention, densities, geometry, learning, losses, recursions, scenes, science, signals)
+_MODULES = (
+    *(attention, densities, dynamics, geometry, learning, losses, metrics, recursions, scenes, science),
+    *(signals, training),
+)
 
 TEMPLATES: Mapping[str, Template] = {k: v for module in _MODULES for k, v in _of(module).items()}
 

@@ -10,10 +10,11 @@ from campo_onnx.ops.registry import current
 from campo_onnx.ops.spec import Family
 from campo_onnx.optimize.values.sum_ops import MOVES, SUMS_OF_FEW, summed_input
 
-_KEEPING_BITS = MOVES | op_keys("Abs Clip LeakyRelu Max Min Neg Relu Sign Where")
+_KEEPING_BITS = MOVES | op_keys("Abs Clip LeakyRelu Max Min Neg ReduceMax ReduceMin Relu Sign Where")
 _LINEAR = _KEEPING_BITS | op_keys("Add Mul Sub Sum")
 _FACTORS = op_keys("Div Mul")
 _SCALES = MOVES | _FACTORS | op_keys("Neg")
+_EXTREMES = op_keys("ReduceLogSumExp ReduceMax ReduceMin")
 _STEPS = op_keys("Ceil Floor Round")
 _PARTS = op_keys("Gather Slice Split")
 _MOST_SOURCES = 6
@@ -35,7 +36,8 @@ class Functions:
         self._sources: dict[str, frozenset[str]] = {}
         self._rounded: set[str] = set()
         self._bent: set[str] = set()
-        self._summed: set[str] = set()  # sums of functions, not yet multiplied by anything that varies
+        self._summed: set[str] = set()  # sums and extremes, not yet multiplied by anything that varies
+        self._ratios: set[str] = set()  # quotients of two functions of the same values
         self._stepped: set[str] = set()  # whole numbers, and what a narrower type holds
         self._differences: set[str] = set()  # of functions of the same values
         self._parts: dict[str, tuple[str, str]] = {}  # the tensor that something is a part of, and which part
@@ -57,10 +59,10 @@ class Functions:
         if not varying or not outputs:
             return False
         self._follow_parts(node, varying, outputs)
-        is_sum = summed_input(node, view) is not None
+        is_sum = node.op in _EXTREMES or summed_input(node, view) is not None
         if not is_sum and not self.are_placed(node):
             return False
-        if is_sum or (self._summed.issuperset(varying) and node.op.label != "Sub"):
+        if is_sum or self._summed.issuperset(varying):
             self._summed.update(outputs)
         elif not self._summed.isdisjoint(varying) and node.op not in _FACTORS:
             return False  # a mean is no projection
@@ -75,6 +77,9 @@ class Functions:
             self._stepped.update(outputs)
         if is_rounded or is_step or node.op not in _KEEPING_BITS:
             self._rounded.update(outputs)
+        is_ratio = node.op.label == "Div" and len(varying) == 2 and self._are_alike(*sources)
+        if is_ratio or (node.op in _KEEPING_BITS and not self._ratios.isdisjoint(varying)):
+            self._ratios.update(outputs)
         if is_bent or node.op not in _LINEAR:
             self._bent.update(outputs)
         meets = node.op in SUMS_OF_FEW and self._are_close(node, varying, sources)
@@ -82,16 +87,21 @@ class Functions:
             self._differences.update(outputs)
         return meets
 
+    def _are_alike(self, a: frozenset[str], b: frozenset[str]) -> bool:
+        """Whether functions are of the same values, the one perhaps of more."""
+        return a <= b or b <= a
+
     def _are_close(self, node: OpNode, varying: Sequence[str], sources: Sequence[frozenset[str]]) -> bool:
         """Whether the terms of a sum may cancel."""
         is_difference = node.op.label == "Sub"
         if len(varying) == 1:
-            is_left = is_difference and varying[0] == node.inputs[0]
-            return is_left and varying[0] in self._bent and self._view.scalar(node.inputs[1]) != 0.0
+            is_left = varying[0] == node.inputs[0]
+            is_close = varying[0] in self._ratios or (is_left and varying[0] in self._bent)
+            return is_difference and is_close and self._view.scalar(node.inputs[is_left]) != 0.0
         if len(varying) > 2 or varying[0] == varying[1]:
             return False
         a, b = varying
-        are_alike = sources[0] <= sources[1] or sources[1] <= sources[0]
+        are_alike = self._are_alike(*sources)
         is_rounded = a in self._rounded or b in self._rounded
         if not is_difference:
             return are_alike and is_rounded and not self._differences.isdisjoint(varying)

@@ -20,6 +20,8 @@ _CARRIERS = MOVES_AND_SIGNS | op_keys(
 _SPREADING = MOVES_AND_SIGNS | op_keys("Add Concat Mul ReduceSum Slice Sub Sum")
 _GROWING = MOVES_AND_SIGNS | op_keys("Add Mul")
 _LOGARITHM = op_keys("Log")
+_SUMS = op_keys("ReduceMean ReduceSum")
+_GUARDED = op_keys("Add Max Sum")
 _AWAY = 2.0**-7
 """A divisor that is proved to be at least this does not vanish."""
 
@@ -49,7 +51,8 @@ def divisors(values: GraphValues) -> Mapping[str, str]:
         return bool(tensor) and r.lowest < _AWAY and r.highest > -_AWAY
 
     leads_on = leading_to(view, lambda node: _divisors(node, view), _CARRIERS, counts=may_vanish)
-    nodes = _from_probabilities(view, leads_on)
+    guarded = leading_to(view, lambda node: _beside_guards(node, values), _CARRIERS | _SUMS)
+    nodes = _from_probabilities(view, leads_on) | _from_probabilities(view, guarded, _SUMS)
     if not nodes:
         return nodes
     vanishes, large, small = Labels(), Labels(), _small(view)
@@ -74,6 +77,14 @@ def _divisors(node: OpNode, view: GraphView) -> Iterator[str]:
         exponent = view.values.get(node.inputs[1])
         if exponent is not None and exponent.size and float(np.max(exponent)) < 0.0:
             yield node.inputs[0]
+
+
+def _beside_guards(node: OpNode, values: GraphValues) -> Iterator[str]:
+    """Terms to which so little is added that the low precision holds it for zero: they may be as small."""
+    ranges = [values.range(t) for t in node.inputs if t]
+    least = values.low.smallest_normal * 2.0**-values.low.fraction_bits
+    if node.op in _GUARDED and any(not r.varies and 0.0 < r.magnitude < least for r in ranges):
+        yield from (t for t in node.inputs if not values.view.is_constant(t))
 
 
 def _from_probabilities(
