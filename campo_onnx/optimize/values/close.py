@@ -18,6 +18,7 @@ from campo_onnx.optimize.values.sum_ops import (
     MOVES_AND_SIGNS,
     SUMS_OF_FEW,
     SUMS_OF_SQUARES,
+    adds_up,
     summed_input,
 )
 
@@ -81,7 +82,8 @@ class _Close:
         varying = [t for t in node.inputs if view.is_float32(t) and not view.is_constant(t)]
         cancels = self._forms.add(node) and len(set(node.inputs)) > 1  # x - x tells NaN from numbers
         meets = self._functions.meet(node)
-        need = EXACT if cancels or self._is_of_data(node, varying) else None
+        is_variance = meets and self._functions.are_sums(varying)  # in a backward pass, too: computed again
+        need = EXACT if cancels or is_variance or self._is_of_data(node, varying) else None
         if node.name in self._forward and varying:
             if self._is_of_statistics(node, varying) or meets:
                 need = Need(is_place=True) if meets and self._functions.is_remainder(node) else EXACT
@@ -93,8 +95,10 @@ class _Close:
         return need
 
     def _is_statistic(self, node: OpNode, varying: list[str]) -> bool:
-        is_one = node.op in _STATISTICS or summed_input(node, self._view) is not None
-        return is_one or (node.op in _OF_STATISTICS and self._statistics.issuperset(varying))
+        if node.op in _STATISTICS or summed_input(node, self._view) is not None:
+            return True
+        is_function = node.op in _OF_STATISTICS and self._statistics.issuperset(varying)
+        return is_function or adds_up(node, self._values)
 
     def _is_of_statistics(self, node: OpNode, varying: list[str]) -> bool:
         if node.op not in SUMS_OF_FEW or self._statistics.isdisjoint(varying):

@@ -1,6 +1,6 @@
 """Tensors as functions of others, element by element: two functions of the same values may be close."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from onnx import TensorProto
 
@@ -46,6 +46,10 @@ class Functions:
     def are_placed(self, node: OpNode) -> bool:
         """Whether each element of a result is computed from those in the same place."""
         return node.op in MOVES or self._specs.spec(node.op).family is Family.ELEMENTWISE
+
+    def are_sums(self, tensors: Iterable[str]) -> bool:
+        """Whether tensors are sums, extremes, or computed of these alone."""
+        return self._summed.issuperset(tensors)
 
     def is_remainder(self, node: OpNode) -> bool:
         """Whether a node that met takes steps off a value: a step elsewhere is off by all of it."""
