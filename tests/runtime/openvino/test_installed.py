@@ -7,9 +7,11 @@ from types import ModuleType
 
 import pytest
 
-from campo_onnx.errors import DeviceUnavailableError
+from campo_onnx.errors import CampoError, DeviceUnavailableError
 from campo_onnx.runtime.openvino import installed
+from campo_onnx.runtime.openvino.refusal import refuse_types
 from campo_onnx.runtime.openvino.runtime import RUNTIME
+from tests.conftest import parse_model
 
 
 def module(**parts):
@@ -66,3 +68,25 @@ def test_it_is_imported_without_telemetry(tmp_path):
     )
     assert done.stdout.strip() == "[]"
     assert not list(tmp_path.iterdir())  # it would write who asks, and how often
+
+
+@pytest.mark.parametrize(
+    ("dtype", "units", "problem", "remedy"),
+    [
+        (
+            "bfloat16",
+            ["FP32"],
+            "OpenVINO does not run BF16 on this machine's Old CPU",
+            "run the FP32 graph here",
+        ),
+        ("float16", ["FP32", "BF16"], "does not run FP16", "Plan with --precision bf16"),
+        ("float8e4m3fn", ["FP32", "BF16"], "does not run FP8", "Run the graph on ONNX Runtime"),
+    ],
+)
+def test_types_that_this_cpu_does_not_compute_in(dtype, units, problem, remedy):
+    model = parse_model(f"agraph ({dtype}[4] x) => (float[4] y) {{ y = Cast <to = 1> (x) }}")
+    with pytest.raises(CampoError, match=problem) as raised:
+        refuse_types(model, units, "Old CPU")
+    assert "input 'x'" in str(raised.value)
+    assert remedy in str(raised.value)
+    refuse_types(parse_model("agraph (float[4] x) => (float[4] y) { y = Relu (x) }"), units, "Old CPU")
