@@ -12,6 +12,9 @@ from campo_onnx.runtime.openvino.installed import ov
 _BF16 = helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16)
 
 
+_GROUPED = frozenset({"GroupConvolution", "GroupConvolutionBackpropData"})
+
+
 def repair(graph: Any) -> None:
     """Write what the plugin gets wrong in a form that it gets right, in the bodies of a graph as well.
 
@@ -33,6 +36,7 @@ def repair(graph: Any) -> None:
     folding.register_pass(ov.passes.ConstantFolding())
     folding.run_passes(graph)
     _part_constants(graph)
+    _part_group_weights(graph)
 
 
 def _squeeze(node: Any) -> None:
@@ -60,6 +64,29 @@ def _stabilize(node: Any) -> None:
         names = ("axis", "mode", "sort", "index_element_type")
         data, count = node.input_values()
         _replace(node, ov.opset13.topk(data, count, *(settings[name] for name in names), stable=True))
+
+
+def _part_group_weights(graph: Any) -> None:
+    """Let grouped convolutions that share weights reshape them differently, so that each keeps its Reshape.
+
+    A factor behind the convolution is multiplied into the weights in front of the Reshape, for everybody who
+    reads that: the gradient of the input would get the factor of the forward pass. Equal ones become one.
+    """
+    readers: dict[tuple[str, int], int] = {}
+    for node in graph.get_ordered_ops():
+        if node.get_type_name() not in _GROUPED:
+            continue
+        reshape = node.input_value(1).get_node()
+        if reshape.get_type_name() != "Reshape" or not reshape.get_output_partial_shape(0).is_static:
+            continue
+        source = reshape.input_value(0)
+        key = (source.get_node().get_name(), source.get_index())
+        shape = list(reshape.get_output_shape(0))
+        inferred, keeps_zeros = readers.get(key, 0) % len(shape), readers.get(key, 0) // len(shape) % 2
+        readers[key] = readers.get(key, 0) + 1
+        shape[inferred] = -1
+        own = ov.opset13.reshape(source, ov.opset13.constant(np.array(shape)), bool(keeps_zeros))
+        node.input(1).replace_source_output(own.output(0))
 
 
 def _part_constants(graph: Any) -> None:

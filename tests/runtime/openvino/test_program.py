@@ -504,3 +504,27 @@ def test_constants_are_rounded_to_nearest(bf16_units):
     values = RUNTIME.load(model, "cpu").run({"x": np.zeros_like(numbers)})
     rounded = numbers.astype(helper.tensor_dtype_to_np_dtype(BF16)).astype(np.float32)
     np.testing.assert_array_equal(values["y"], rounded)
+
+
+@pytest.mark.parametrize("group", [2, 4])
+@pytest.mark.parametrize("factor", ["Mul (c, h)", "Div (c, h)", "Mul (c, channels)"])
+@pytest.mark.parametrize("other", ["Conv", "ConvTranspose"])
+def test_a_factor_behind_a_grouped_convolution_is_its_own(group, factor, other):
+    """It was multiplied into the weights for their other reader, the gradient of the input, as well."""
+    attributes = f"<pads = [1, 1, 1, 1], group = {group}>"
+    graph = f"""
+    agraph (float[2,4,8,8] x, float[2,4,8,8] g, float[4,{4 // group},3,3] w)
+        => (float[2,4,8,8] y, float[2,4,8,8] z, float[2,4,8,8] s)
+        <float h = {{0.5}}, float[1,4,1,1] channels = {{0.5, 2, 3, 4}}> {{
+      c = Conv {attributes} (x, w)
+      y = {factor}
+      z = {other} {attributes} (g, w)
+      s = Conv {attributes} (g, w)
+    }}
+    """
+    rng = np.random.default_rng(0)
+    shapes = {"x": (2, 4, 8, 8), "g": (2, 4, 8, 8), "w": (4, 4 // group, 3, 3)}
+    feeds = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    values, expected = (r.load(parse_model(graph, 20), "cpu").run(feeds) for r in (RUNTIME, ORT))
+    for name, value in expected.items():
+        np.testing.assert_allclose(values[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
