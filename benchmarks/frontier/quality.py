@@ -58,6 +58,7 @@ def quality(name: str, low: Precision, work: Path) -> Facts:
         facts: Facts = {
             "name": Path(name).stem,
             "low": low.value,
+            "batches": len(case.batches),
             "device": case.options.target.name,
             "nodes": len(case.problem.view.nodes),
             "roundings": len(measured.squared_errors),

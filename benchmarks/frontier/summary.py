@@ -1,11 +1,11 @@
 """What the results show: ranks, factors and shares."""
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 from typing import Any
 
 import numpy as np
-from scipy.stats import spearmanr
+from scipy.stats import spearmanr, t
 
 Facts = dict[str, Any]
 
@@ -30,7 +30,7 @@ def _quality(one: Mapping[str, Any]) -> Facts:
     return {
         **{
             key: one[key]
-            for key in ("name", "low", "device", "nodes", "roundings", "runs", "directions", "plans")
+            for key in ("name", "low", "batches", "device", "nodes", "roundings", "runs", "directions", "plans")
         },
         **{key: one[key] for key in ("nested", "node_model", "cpu_s")},
         "points": rows,
@@ -108,21 +108,35 @@ def _trainings(results: Sequence[Any]) -> list[Facts]:
                 }
             )
         errors = [row["error"] for row in rows]
+        every = [([run[str(index)] for index in range(len(rows))], run["fp32"]) for run in runs]
         trainings.append(
             {
                 "name": prepared["name"],
                 "seeds": len(runs),
                 "fp32": fmean(run["fp32"]["accuracy"] for run in runs),
                 "rows": rows,
-                **{
-                    f"ranks_{key}": _rank_of(errors, [row[key] for row in rows])
-                    for key in ("accuracy", "accuracy_moved", "loss_moved", "last_moved")
+                "ranks": {
+                    "accuracy": _ranks_of(errors, [[p["accuracy"] for p in of] for of, _ in every]),
+                    "loss held out, moved": _ranks_of(
+                        errors, [[abs(p["loss"] - fp32["loss"]) for p in of] for of, fp32 in every]
+                    ),
+                    "last training loss, moved": _ranks_of(
+                        errors, [[abs(p["last"] - fp32["last"]) for p in of] for of, fp32 in every]
+                    ),
                 },
             }
         )
     return trainings
 
 
-def _rank_of(errors: Sequence[float], values: Sequence[float]) -> float | None:
-    """Rank correlation; None where all values are equal."""
-    return float(spearmanr(errors, values).statistic) if len(set(values)) > 1 else None
+def _ranks_of(errors: Sequence[float], values: Sequence[Sequence[float]]) -> Facts:
+    """Rank correlation start by start: its mean with an interval of 95 %, and whether that leaves out zero.
+
+    A start whose values are all equal has a correlation of 0: nothing is ordered there.
+    """
+    ranks = [float(spearmanr(errors, of).statistic) if len(set(of)) > 1 else 0.0 for of in values]
+    mean = fmean(ranks)
+    if len(ranks) < 2:
+        return {"mean": mean, "low": None, "high": None, "orders": False}
+    half = float(t.ppf(0.975, len(ranks) - 1)) * stdev(ranks) / len(ranks) ** 0.5
+    return {"mean": mean, "low": mean - half, "high": mean + half, "orders": abs(mean) > half}

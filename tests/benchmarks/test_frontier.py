@@ -61,12 +61,12 @@ def test_training_is_ranked_by_predicted_error():
     moved = (0.5, 0.2, 0.1)
     fp32 = {"accuracy": 90.0, "loss": 1.0, "last": 1.0}
     run = {str(i): {"accuracy": 90.0, "loss": 1.0 + m, "last": 1.0 - m} for i, m in enumerate(moved)}
-    results = [
-        {"name": "a", "points": points, "cpu_s": 30.0},
-        {"network": "a", "seed": 0, "fp32": fp32, **run, "cpu_s": 30.0},
-    ]
+    results = [{"name": "a", "points": points, "cpu_s": 30.0}]
+    results += [{"network": "a", "seed": seed, "fp32": fp32, **run, "cpu_s": 15.0} for seed in (0, 1)]
     page = summary({"quality": [], "training": results, "mixed": []})
     (training,) = page["trainings"]
     assert page["cpu_minutes"] == 1.0
-    assert (training["ranks_loss_moved"], training["ranks_accuracy"]) == (pytest.approx(1.0), None)
+    by_loss, by_accuracy = training["ranks"]["loss held out, moved"], training["ranks"]["accuracy"]
+    assert (by_loss["mean"], by_loss["orders"]) == (pytest.approx(1.0), True)
+    assert (by_accuracy["mean"], by_accuracy["orders"]) == (0.0, False)
     assert [row["last_moved"] for row in training["rows"]] == pytest.approx(moved)
