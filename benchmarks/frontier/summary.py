@@ -30,7 +30,17 @@ def _quality(one: Mapping[str, Any]) -> Facts:
     return {
         **{
             key: one[key]
-            for key in ("name", "low", "batches", "device", "nodes", "roundings", "runs", "directions", "plans")
+            for key in (
+                "name",
+                "low",
+                "batches",
+                "device",
+                "nodes",
+                "roundings",
+                "runs",
+                "directions",
+                "plans",
+            )
         },
         **{key: one[key] for key in ("nested", "node_model", "cpu_s")},
         "points": rows,
