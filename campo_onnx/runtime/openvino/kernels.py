@@ -177,6 +177,7 @@ _RULES: Mapping[str, Callable[[Signature], bool]] = MappingProxyType(
         ),
         "MaxPool": _pools_otherwise,
         "Pad": lambda signature: signature.input(3).dtype != 0,  # axes are not read
+        "PRelu": lambda signature: True,  # a slope as long as the channels is one slope a channel
         "QuantizeLinear": lambda signature: True,  # a Clip behind the pair is rounded as well
         "ReduceL1": _reduces_otherwise,
         "ReduceL2": _reduces_otherwise,

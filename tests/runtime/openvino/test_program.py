@@ -404,12 +404,14 @@ def test_tensors_without_elements_are_refused(graph):
     "node",
     [
         "LRN <alpha = 0.1, bias = 0.25, size = 3> (x)",
+        "PRelu (x, slope)",
         "Pad <mode = 'edge'> (x, both, , axes)".replace("'", chr(34)),
     ],
 )
 def test_forms_that_are_computed_otherwise_are_refused(node):
     graph = f"""
-    agraph (float[1,4,6,6] x) => (float[1,4,N,M] y) <int64[2] both = {{1, 1}}, int64[1] axes = {{2}}> {{
+    agraph (float[1,4,6,4] x, float[4] slope) => (float[1,4,N,M] y)
+    <int64[2] both = {{1, 1}}, int64[1] axes = {{2}}> {{
       y = {node}
     }}
     """
