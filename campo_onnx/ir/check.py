@@ -11,7 +11,7 @@ from onnx import AttributeProto, ModelProto, NodeProto, TensorProto
 from campo_onnx.errors import ModelError
 from campo_onnx.ir.constants import is_external
 from campo_onnx.ir.sort import bodies
-from campo_onnx.ops.attributes import attribute_type
+from campo_onnx.ops.attributes import attribute_type, least_inputs
 from campo_onnx.ops.key import MICROSOFT, OpKey
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.schema import schema_of
@@ -58,7 +58,7 @@ def check_given(model: ModelProto, title: str) -> None:
         raise ModelError(
             f"{title} is not a valid ONNX model", why=_one_line(error), remedy="Export the model again."
         ) from error
-    _refuse_wrong_attributes(model, title)
+    _refuse_wrong_nodes(model, title)
 
 
 def _check_in_full(model: ModelProto | str) -> None:
@@ -75,12 +75,19 @@ def _check_in_full(model: ModelProto | str) -> None:
         onnx.checker.check_model(model)
 
 
-def _refuse_wrong_attributes(model: ModelProto, title: str) -> None:
-    """Refuse attributes of the wrong type in operators that the checker knows nothing about."""
+def _refuse_wrong_nodes(model: ModelProto, title: str) -> None:
+    """Refuse wrong attributes and missing inputs of operators that the checker knows nothing about."""
     opsets = {opset.domain: opset.version for opset in model.opset_import}
     for node in _nodes(model.graph):
+        op = OpKey.of(node)
+        least = least_inputs(op)
+        if len(node.input) < least or not all(node.input[:least]):
+            raise ModelError(
+                f"{title} is not a valid ONNX model",
+                why=f"node {node.name!r} ({op.label}) lacks an input of the {least} that it needs",
+                remedy="Export the model again.",
+            )
         for attribute in node.attribute:
-            op = OpKey(node.domain, node.op_type)
             wanted = attribute_type(op, opsets.get(node.domain, 1), attribute.name)
             if wanted not in (None, attribute.type):
                 wrong, right = (AttributeProto.AttributeType.Name(t) for t in (attribute.type, wanted))

@@ -280,7 +280,7 @@ class _Shared:
         return tuple(self._names.setdefault(name, name) for name in names)
 
     def op(self, node: onnx.NodeProto) -> OpKey:
-        key = OpKey(node.domain, node.op_type)
+        key = OpKey.of(node)
         return self._ops.setdefault(key, key)
 
     def origin(self, node: onnx.NodeProto) -> Origin:

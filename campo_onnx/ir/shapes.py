@@ -32,7 +32,7 @@ from campo_onnx.ir.onnx_inference import HIDDEN, infer_types
 from campo_onnx.ir.sort import outer_reads
 from campo_onnx.ops.facts import output_types
 from campo_onnx.ops.fold import Value, fold, is_small, may_decide, may_fold
-from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.key import CONSTANT, OpKey
 from campo_onnx.ops.precision import is_low_dtype
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.signature import Shape, Signature, TensorType, operands
@@ -167,7 +167,7 @@ def _slim_copy(model: ModelProto, known: _Known) -> ModelProto:
             known.record(info.name, bind_type(info.type, known.dims, info.name))
             slim.graph.input.add(name=info.name, type=known.types[info.name])
     for node in graph.node:
-        if node.op_type != "Constant" or node.output[0] not in constants:
+        if OpKey.of(node) != CONSTANT or node.output[0] not in constants:
             copy = slim.graph.node.add()
             copy.CopyFrom(node)
             if is_unsafe_to_infer(node):
@@ -202,7 +202,7 @@ def _resolve(node: NodeProto, known: _Known) -> None:
         if name in types:
             known.record(name, types[name])
         declared_dtype = known.declared[name].tensor_type.elem_type if name in known.declared else 0
-        if declared_dtype and spec(_op(node)).typed_by_declaration:
+        if declared_dtype and spec(OpKey.of(node)).typed_by_declaration:
             known.record(name, _tensor_type(TensorType(declared_dtype, known.shapes.get(name))))
         if name not in known.shapes:
             _assume(name, known)
@@ -224,7 +224,7 @@ def _signature(node: NodeProto, known: _Known) -> Signature:
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     values = {i: known.values[name] for i, name in enumerate(node.input) if name in known.values}
     return Signature(
-        op=_op(node),
+        op=OpKey.of(node),
         opset=known.opsets.get(node.domain, 1),
         inputs=operands("x", ((name, *known.spec(name)) for name in node.input)),
         outputs=operands("y", ((name, 0, None) for name in node.output)),
@@ -234,10 +234,6 @@ def _signature(node: NodeProto, known: _Known) -> Signature:
         },
         constants=values,
     )
-
-
-def _op(node: NodeProto) -> OpKey:
-    return OpKey(node.domain, node.op_type)
 
 
 def _infer_by_schema(node: NodeProto, schema: OpSchema, known: _Known) -> Mapping[str, TypeProto]:

@@ -1,17 +1,19 @@
 """The profile of one FP32 training step: a table with a row for every node, and its file."""
 
-import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from hashlib import blake2b
+from io import BytesIO
 from pathlib import Path
 
 import polars as pl
 
 from campo_onnx.codec import to_json
 from campo_onnx.document_format import Format
-from campo_onnx.errors import DeviceMismatchError, ProfileError, UsageError
-from campo_onnx.files import replacing
+from campo_onnx.errors import DeviceMismatchError, ProfileError
+from campo_onnx.files import check_file, read_bytes, replacing
 from campo_onnx.ir.limits import MAX_NODES
 from campo_onnx.ir.view import GraphView
 from campo_onnx.measure.counters import COUNTERS
@@ -20,6 +22,9 @@ from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.timing import LONGEST_US
 
 _KEY = "campo-onnx:profile"
+_SEAL_KEY = "campo-onnx:seal"
+_SEAL = re.compile(rb"(?<=campo-onnx blake2b )[0-9a-f]{64}")
+_UNSEALED = f"campo-onnx blake2b {'0' * 64}"
 SCHEMA: dict[str, pl.DataType] = {
     "node": pl.String(),
     "op": pl.String(),
@@ -156,9 +161,7 @@ FORMAT = Format(
     holds=_Facts,
     noun="profile",
     kind="campo-onnx profile",
-    version=2,
-    kind_since=2,
-    older={1: dict},
+    version=3,
     error=ProfileError,
     remedy="Make it again with campo-onnx profile.",
 )
@@ -172,7 +175,29 @@ def _with_tf32(machine: Machine) -> str:
 def write_profile(profile: Profile, path: Path) -> None:
     """Write a profile as parquet, beside its final place first."""
     with replacing(path, also=(pl.exceptions.PolarsError,)) as file:
-        profile.table.write_parquet(file, metadata={_KEY: FORMAT.encode(profile._facts())})
+        metadata = {_KEY: FORMAT.encode(profile._facts()), _SEAL_KEY: _UNSEALED}
+        profile.table.write_parquet(file, metadata=metadata)
+        file.write_bytes(sealed(file.read_bytes()))
+
+
+def sealed(data: bytes) -> bytes:
+    """Write into the place for it the digest of a parquet file, taken with zeros in that place.
+
+    A reader of parquet in threads of its own ends the process at bytes that it does not expect, so that they
+    are compared with the digest before it sees them.
+
+    Returns
+    -------
+    bytes
+        The file, as long as before. One without a place for a digest is returned as it is.
+    """
+    places = [*_SEAL.finditer(data)]
+    if not places:
+        return data
+    start, end = places[-1].span()  # metadata lies behind the table
+    before, after = data[:start], data[end:]
+    digest = blake2b(before + b"0" * (end - start) + after, digest_size=32).hexdigest()
+    return before + digest.encode() + after
 
 
 def read_profile(path: Path) -> Profile:
@@ -181,36 +206,30 @@ def read_profile(path: Path) -> Profile:
     Raises
     ------
     UsageError
-        If the file does not exist.
+        If the file does not exist or cannot be read.
     ProfileError
-        If it is not a profile, damaged, or of a newer version.
+        If it is not a profile, damaged, or of another version.
     """
-    if not os.path.isfile(path):
-        raise UsageError(f"the profile {path} does not exist", remedy=FORMAT.remedy)
+    title = f"the profile {path}"
+    check_file(path, title=title, remedy=FORMAT.remedy)
+    data = read_bytes(path, title=title, too_large=ProfileError)
+    if not _SEAL.search(data):
+        is_older = _KEY.encode() in data
+        why = "an older campo-onnx wrote it" if is_older else "it is a file of something else"
+        raise _unreadable(path, why)
+    if sealed(data) != data:
+        raise _unreadable(path, "it is damaged: its bytes are not those that were written")
     try:
-        with path.open("rb") as file:
-            metadata = pl.read_parquet_metadata(file)
-        table = pl.read_parquet(path, n_rows=MAX_NODES) if _KEY in metadata else pl.DataFrame()
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError) as error:
-        raise ProfileError(
-            f"{path} cannot be read as a profile", why=str(error), remedy=FORMAT.remedy
-        ) from None
-    foreign = ProfileError(
-        f"{path} is not a profile of campo-onnx",
-        why="it is a parquet file of something else",
-        remedy=FORMAT.remedy,
-    )
-    if _KEY not in metadata:
-        raise foreign
-    facts = FORMAT.decode(metadata[_KEY], str(path))
-    try:
-        uncounted = [pl.lit(None, pl.Float64).alias(c) for c in COUNTERS if c not in table.columns]
-        table = table.with_columns(uncounted).select(list(SCHEMA)).cast(pl.Schema(SCHEMA))
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
-        raise foreign from None
+        facts = FORMAT.decode(pl.read_parquet_metadata(BytesIO(data))[_KEY], str(path))
+        table = pl.read_parquet(BytesIO(data), n_rows=MAX_NODES)
+        table = table.select(list(SCHEMA)).cast(pl.Schema(SCHEMA))
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, KeyError, OSError, ValueError) as error:
+        raise _unreadable(path, str(error)) from None
     times = table["fp32_us"].drop_nulls().abs()
     if not (times <= LONGEST_US).all():  # NaN is above every number here
-        raise ProfileError(
-            f"{path} is damaged", why="a time in it is not a valid number", remedy=FORMAT.remedy
-        )
+        raise _unreadable(path, "it is damaged: a time in it is not a valid number")
     return Profile(table=table, **{field.name: getattr(facts, field.name) for field in fields(facts)})
+
+
+def _unreadable(path: Path, why: str) -> ProfileError:
+    return ProfileError(f"{path} cannot be read as a profile", why=why, remedy=FORMAT.remedy)

@@ -1,4 +1,4 @@
-"""Types of the attributes of operators that ONNX has no schema for: its checker lets any pass."""
+"""Attributes and inputs of operators that ONNX has no schema for: its checker lets any pass."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from onnx import AttributeProto, defs
 
-from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.key import MICROSOFT, OpKey
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.schema import schema_of
 
@@ -27,6 +27,42 @@ _RUNTIME_ONLY = {
 
 _AMBIGUOUS = frozenset({"activation", "activation_alpha", "activation_beta"})
 """Attributes whose type in ONNX Runtime's operators is not that in ONNX's."""
+
+_LEAST_INPUTS = {
+    1: "BitmaskDropout ConcatTraining FastGelu Gelu Inverse Irfft IsAllFinite MultiHeadAttention NhwcMaxPool "
+    "QuickGelu Rfft ScaledSiLU Trilu UnfoldTensor Unique",
+    2: "Attention BiasDropout BiasGelu BiasSoftmax BiasSplitGelu BitmaskBiasDropout CDist "
+    "ConvTransposeWithDynamicPads DequantizeLinear DropoutGrad ExpandDims FastGeluGrad FusedConv FusedGemm "
+    "FusedMatMul FusedMatMulActivation GatherND GeluGrad GemmFastGelu GridSample LeakyReluGrad "
+    "LogSoftmaxGrad LogSoftmaxGrad_13 MaxpoolWithMask NhwcConv NhwcFusedConv Pad QuantizeLinear "
+    "QuickGeluGrad Range ReduceSumTraining ReluGrad RemovePadding RestorePadding ScaledSum SigmoidGrad "
+    "SinGrad SoftmaxCrossEntropyLossInternal SoftmaxGrad SoftmaxGrad_13 SplitTraining TanhGrad "
+    "TransposeMatMul View",
+    3: "BiasAdd BiasFastGeluGrad_dX BiasGeluGrad_dX ConvGrad ConvTransposeGrad DivGrad GatedAdd "
+    "GatherElementsGrad GatherGrad GatherNDGrad GroupNorm HyperConnectionPostMix SkipLayerNormalization "
+    "SkipSimplifiedLayerNormalization SoftmaxCrossEntropyLossGrad SoftmaxCrossEntropyLossInternalGrad",
+    4: "CropAndResize RotaryEmbedding SkipGroupNorm",
+    5: "BatchNormInternal LayerNormalizationGrad PackedAttention",
+    6: "PackedMultiHeadAttention",
+    7: "EmbedLayerNormalization GroupQueryAttention LongformerAttention",
+}
+"""Operators of ONNX Runtime by the number of inputs that they always have."""
+
+
+def least_inputs(op: OpKey) -> int:
+    """Number of inputs that a node always has; 0 where ONNX's checker sees to it, or nothing is known.
+
+    Examples
+    --------
+    >>> least_inputs(OpKey("com.microsoft", "FusedMatMul")), least_inputs(OpKey("", "MatMul"))
+    (2, 0)
+    """
+    return _least_inputs().get(op, 0)
+
+
+@cache
+def _least_inputs() -> Mapping[OpKey, int]:
+    return {OpKey(MICROSOFT, name): count for count, names in _LEAST_INPUTS.items() for name in names.split()}
 
 
 def attribute_type(op: OpKey, opset: int, name: str) -> int | None:

@@ -1,6 +1,9 @@
 """Names of operators: domain and type."""
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
 
 MICROSOFT = "com.microsoft"
 """Domain of ONNX Runtime's own operators."""
@@ -43,6 +46,11 @@ class OpKey(NamedTuple):
     def label(self) -> str:
         """The name as users write it: the domain is left out for standard ops."""
         return f"{self.domain}:{self.op_type}" if self.domain else self.op_type
+
+    @classmethod
+    def of(cls, node: "NodeProto") -> "OpKey":
+        """The operator of a node as it lies in a model."""
+        return cls(node.domain, node.op_type)
 
     @classmethod
     def parse(cls, label: str) -> "OpKey":

@@ -34,7 +34,7 @@ def test_writes_a_table(run, tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_json(run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(MLP, "-o", str(tmp_path / "p.parquet"), "--device", "cpu", "--steps", "1", "--json") == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["format_version"] == 2
+    assert document["format_version"] == 3
     assert document["machine"]["provider"] == "cpu"
     assert len(document["nodes"]) == 71
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import polars as pl
 
+from campo_onnx.measure.profile import sealed
 from tests.fuzz.broken_models import protobuf
 from tests.fuzz.hostile import HOSTILE_FLOATS, HOSTILE_INTS, HOSTILE_TEXTS
 
@@ -212,7 +213,7 @@ def _npy(header: str, data: bytes) -> bytes:
 
 def _parquet(path: Path, rng: random.Random) -> str:
     table, metadata = pl.read_parquet(path), pl.read_parquet_metadata(path)
-    key = next(key for key in metadata if key.startswith("campo"))
+    key = "campo-onnx:profile"
     column = rng.choice(table.columns)
     how = rng.choice(("drop", "cast", "values", "rows", "metadata"))
     match how:
@@ -228,7 +229,8 @@ def _parquet(path: Path, rng: random.Random) -> str:
             document = json.loads(metadata[key])
             _change_plain(document, rng)
             metadata[key] = _dumped(document).encode(errors="replace").decode()
-    table.write_parquet(path, metadata={key: metadata[key]})
+    table.write_parquet(path, metadata={k: v for k, v in metadata.items() if k.startswith("campo-onnx")})
+    path.write_bytes(sealed(path.read_bytes()))
     return f"{how} {column}"
 
 

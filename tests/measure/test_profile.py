@@ -13,7 +13,7 @@ from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.measure.counters import COUNTERS
 from campo_onnx.measure.events import EVENTS
 from campo_onnx.measure.node_timer import NodeTimer
-from campo_onnx.measure.profile import Profile, read_profile, write_profile
+from campo_onnx.measure.profile import Profile, read_profile, sealed, write_profile
 from campo_onnx.measure.profiler import take_profile
 from campo_onnx.measure.store import Store
 from campo_onnx.runtime.api import NodeTime, StepTimes
@@ -112,14 +112,6 @@ def test_fits_only_its_graph_and_device(profile: Profile, imported: Imported) ->
         profile.check_device(replace(HERE, tf32=True))
 
 
-def test_profiles_from_before_counters_are_read(profile: Profile, tmp_path: Path) -> None:
-    older = replace(profile, table=profile.table.drop(COUNTERS))
-    write_profile(older, tmp_path / "p.parquet")
-    back = read_profile(tmp_path / "p.parquet")
-    assert back.counters() == {}
-    assert back.fp32_us() == profile.fp32_us()
-
-
 def test_counters_by_node(profile: Profile) -> None:
     first = profile.table["node"][0]
     counted = profile.table.with_columns(
@@ -157,3 +149,36 @@ def test_bad_files(profile: Profile, tmp_path: Path) -> None:
         read_profile(cut)
     with pytest.raises(UsageError, match="cannot be written"):
         write_profile(profile, tmp_path / "missing" / "p.parquet")
+    write_profile(profile, tmp_path / "older.parquet")
+    unsealed = (tmp_path / "older.parquet").read_bytes().replace(b"campo-onnx blake2b", b"-" * 18)
+    (tmp_path / "older.parquet").write_bytes(unsealed)
+    with pytest.raises(ProfileError, match="an older campo-onnx wrote it"):
+        read_profile(tmp_path / "older.parquet")
+    with pytest.raises(UsageError, match="is a folder"):
+        read_profile(tmp_path)
+
+
+def test_no_damaged_byte_is_read(profile: Profile, tmp_path: Path) -> None:
+    """Some would change a time, others end the process in the reader of parquet."""
+    path = tmp_path / "p.parquet"
+    write_profile(profile, path)
+    whole = path.read_bytes()
+    for at in range(0, len(whole), 7):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        with pytest.raises(ProfileError):
+            read_profile(path)
+
+
+def test_sealed_values_are_checked_too(profile: Profile, tmp_path: Path) -> None:
+    path = tmp_path / "p.parquet"
+    write_profile(profile, path)
+    metadata = {k: v for k, v in pl.read_parquet_metadata(path).items() if k.startswith("campo-onnx")}
+    for table, why in (
+        (profile.table.with_columns(fp32_us=pl.lit(float("nan"))), "not a valid number"),
+        (profile.table.drop("op"), "op"),
+        (profile.table.with_columns(fp32_us=pl.lit("fast")), "fast"),
+    ):
+        table.write_parquet(path, metadata=metadata)
+        path.write_bytes(sealed(path.read_bytes()))
+        with pytest.raises(ProfileError, match=why):
+            read_profile(path)

@@ -80,7 +80,7 @@ class Reverse:
         floats = [name for name in node.input if name and self.value(name).is_float]
         if not floats:
             return
-        key = OpKey(node.domain, node.op_type)
+        key = OpKey.of(node)
         rule = RULES.get(key.label)
         if rule is None:
             raise NoRuleError(key.label)

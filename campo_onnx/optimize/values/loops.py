@@ -9,7 +9,7 @@ from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 
 from campo_onnx.ir.sort import bodies, outer_reads
 from campo_onnx.ir.view import GraphView
-from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.key import CONSTANT, OpKey
 from campo_onnx.ops.registry import having
 from campo_onnx.ops.values.traits import Trait
 
@@ -18,8 +18,10 @@ _BOUNDED = having(Trait.BOUNDED)
 _SMALL = having(Trait.AT_MOST_ONE)
 _KEEPING = having(Trait.MOVES, Trait.SIGN, Trait.SAME_SIZE, Trait.NO_LARGER)
 _FLOATS = frozenset({TensorProto.UNDEFINED, TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16})
-_LINEAR = _KEEPING | frozenset({OpKey("", "Div"), OpKey("", "Mul")})
-_ADDING = frozenset({"Add", "Sub", "Sum"})
+_IF, _LOOP, _SCAN = OpKey("", "If"), OpKey("", "Loop"), OpKey("", "Scan")
+_ADD, _SUB, _SUM = OpKey("", "Add"), OpKey("", "Sub"), OpKey("", "Sum")
+_DIV, _MUL = OpKey("", "Div"), OpKey("", "Mul")
+_LINEAR = _KEEPING | {_DIV, _MUL}
 _MANY_TURNS = 4096.0
 _LARGEST_STEP = 1.0
 _FEW = 64
@@ -34,7 +36,7 @@ def growing_outputs(model: onnx.ModelProto) -> Mapping[str, frozenset[str]]:
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     found = {}
     for node in model.graph.node:
-        if node.op_type in ("Loop", "Scan") and (outputs := _growing(node, constants)):
+        if OpKey.of(node) in (_LOOP, _SCAN) and (outputs := _growing(node, constants)):
             found[node.name] = outputs
     return MappingProxyType(found)
 
@@ -52,9 +54,9 @@ def accumulating_outputs(model: onnx.ModelProto, view: GraphView) -> Mapping[str
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     terms: dict[str, float] = {}
     for node in model.graph.node:
-        if node.op_type in ("If", "Loop", "Scan"):
+        if OpKey.of(node) in (_IF, _LOOP, _SCAN):
             terms.update((output, _terms(node, output, view)) for output in _summing(node))
-        if node.op_type in ("Loop", "Scan"):
+        if OpKey.of(node) in (_LOOP, _SCAN):
             outputs = _accumulating(node, constants)
             terms.update(dict.fromkeys(outputs, _turns(node, view) if outputs else 1.0))
     return MappingProxyType(terms)
@@ -66,11 +68,11 @@ def _summing(node: NodeProto) -> frozenset[str]:
     for body in bodies(node):
         sums: set[str] = set()
         for inner in body.node:
-            op = OpKey(inner.domain, inner.op_type)
+            op = OpKey.of(inner)
             is_sum = op in _SUMS and not inner.op_type.endswith(("Mean", "Pool"))
             if is_sum or (op in _LINEAR and not sums.isdisjoint(inner.input)):
                 sums.update(inner.output)
-        results = [value.name for value in body.output[node.op_type == "Loop" :]]
+        results = [value.name for value in body.output[OpKey.of(node) == _LOOP :]]
         outputs.update(o for o, result in zip(node.output, results, strict=False) if o and result in sums)
     return frozenset(outputs)
 
@@ -90,19 +92,19 @@ def _accumulating(node: NodeProto, constants: Mapping[str, TensorProto]) -> froz
     for _ in range(2):  # a state that feeds another grows with it
         for inner in body.node:
             reads = [t for t in inner.input if t in adds]
-            if not reads or OpKey(inner.domain, inner.op_type) not in _LINEAR:
+            if not reads or OpKey.of(inner) not in _LINEAR:
                 continue
             is_mean = growth.shrinks(inner, adds)
             adds.update(() if is_mean else inner.output)
             others = [t for t in inner.input if t and t not in adds]
-            if (inner.op_type in _ADDING and others) or any(t in summed for t in reads):
+            if (OpKey.of(inner) in (_ADD, _SUB, _SUM) and others) or any(t in summed for t in reads):
                 summed.update(() if is_mean else inner.output)
         summed.update(state for state, result in returned.items() if result in summed)
     return frozenset(o for o, result in zip(node.output, results, strict=False) if o and result in summed)
 
 
 def _turns(node: NodeProto, view: GraphView) -> float:
-    if node.op_type == "Loop":
+    if OpKey.of(node) == _LOOP:
         count = view.values.get(node.input[0])
         return _MANY_TURNS if count is None or count.size != 1 else float(count.reshape(-1)[0])
     scanned = sum(a.i for a in node.attribute if a.name == "num_scan_inputs")
@@ -114,7 +116,7 @@ def _turns(node: NodeProto, view: GraphView) -> float:
 def _states(node: NodeProto) -> tuple[GraphProto, dict[str, str], list[str]]:
     """The body of a loop, what it returns of each state in FP32, and all that it returns."""
     body = next(iter(bodies(node)))
-    if node.op_type == "Loop":
+    if OpKey.of(node) == _LOOP:
         states = list(body.input[2:])
         results = [value.name for value in body.output[1:]]
     else:
@@ -147,9 +149,11 @@ class _Growth:
         self._small: set[str] = set()
         self._constants = dict(constants) | {tensor.name: tensor for tensor in body.initializer}
         for node in body.node:
-            if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+            if OpKey.of(node) != CONSTANT or not node.attribute:
+                continue
+            if node.attribute[0].name == "value":
                 self._constants[node.output[0]] = node.attribute[0].t
-            elif node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value_float":
+            elif node.attribute[0].name == "value_float":
                 value = numpy_helper.from_array(np.array(node.attribute[0].f, np.float32))
                 self._constants[node.output[0]] = value
 
@@ -157,7 +161,7 @@ class _Growth:
         self._depends.update(states)
         for node in self._body.node:
             reads = [t for t in node.input if t in self._depends]
-            op = OpKey(node.domain, node.op_type)
+            op = OpKey.of(node)
             if op in _SMALL:
                 self._small.update(node.output)
             if not reads or op in _BOUNDED:
@@ -169,21 +173,22 @@ class _Growth:
     def shrinks(self, node: NodeProto, states: Collection[str]) -> bool:
         """Whether a product makes a state smaller with every turn: a decay, a gate."""
         others = [t for t in node.input if t and t not in states]
-        if node.op_type == "Mul":
+        if OpKey.of(node) == _MUL:
             return not others or any(t in self._small or 0.0 < self._largest(t) < 1.0 for t in others)
-        return node.op_type == "Div" and bool(others) and self._smallest(others[0]) > 1.0
+        return OpKey.of(node) == _DIV and bool(others) and self._smallest(others[0]) > 1.0
 
     def _multiplies(self, node: NodeProto) -> bool:
         """Whether a node may return more than it reads of a state, turn after turn."""
-        if node.op_type in ("Add", "Sub"):
+        op = OpKey.of(node)
+        if op in (_ADD, _SUB):
             return any(self._largest(t) >= _LARGEST_STEP for t in node.input)
-        if node.op_type == "Mul":
+        if op == _MUL:
             others = [t for t in node.input if t not in self._depends or t in self._small]
             return not any(t in self._small or self._largest(t) <= 1.0 for t in others if self._known(t))
-        if node.op_type == "Div":
+        if op == _DIV:
             divisor = node.input[1]
             return not self._known(divisor) or not self._smallest(divisor) >= 1.0
-        return OpKey(node.domain, node.op_type) not in _KEEPING
+        return op not in _KEEPING
 
     def _known(self, tensor: str) -> bool:
         return tensor in self._small or tensor in self._constants

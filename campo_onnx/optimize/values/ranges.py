@@ -166,7 +166,7 @@ def _inside(node: NodeProto) -> Iterator[tuple[str, TensorProto]]:
 
 def _held(node: NodeProto) -> Iterator[TensorProto]:
     """The tensors that a Constant or ConstantOfShape has as attributes."""
-    if node.op_type in ("Constant", "ConstantOfShape"):
+    if node.op_type in ("Constant", "ConstantOfShape") and not node.domain:
         for attribute in node.attribute:
             if attribute.name == "value":
                 yield attribute.t

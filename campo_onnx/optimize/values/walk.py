@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 
 from campo_onnx.ir.view import GraphView, OpNode
-from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.key import OpKey, op_keys
 
-_DATA = {"Clip": (0,), "Div": (0,), "Gather": (0,), "GatherElements": (0,), "GatherND": (0,), "Where": (1, 2)}
+_DATA = dict.fromkeys(op_keys("Clip Div Gather GatherElements GatherND"), (0,)) | {OpKey("", "Where"): (1, 2)}
 """Inputs that values come through, where that is not all of them."""
 
 
@@ -27,7 +27,7 @@ class Labels(dict[str, str]):
 
 def carried(node: OpNode) -> Iterator[str]:
     """The inputs that values come through."""
-    for position in _DATA.get(node.op.op_type, range(len(node.inputs))):
+    for position in _DATA.get(node.op, range(len(node.inputs))):
         if node.inputs[position]:
             yield node.inputs[position]
 
