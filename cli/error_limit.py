@@ -130,9 +130,9 @@ def best_within(
         raise refusals[0]
     best, decided = min(
         chosen,
-        key=lambda one: (one[0].emulated_error or 0.0) if max_error is None else one[0].plan.predicted_us,
+        key=lambda one: (one[0].emulated_error or 0.0) if max_error is None else one[0].point.time_us,
     )
-    name = f"{best.plan.low.name} was chosen. " if len(lows) > 1 else ""
+    name = f"{best.low.name} was chosen. " if len(lows) > 1 else ""
     errors = f"{best.point.error:.2g}, and {best.emulated_error:.2g} emulated"
     print_note(f"{name}The plan's error is predicted to be {errors}.")
     optimized = decided.optimized

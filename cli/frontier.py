@@ -196,7 +196,7 @@ def _document(results: Sequence["Frontier"], model: Path) -> dict[str, Any]:
         "batches": results[0].batches,
         "frontiers": [
             {
-                "low": result.plans[0].plan.low.value,
+                "low": result.plans[0].low.value,
                 "runs": result.sensitivities.runs,
                 "directions": result.sensitivities.directions,
                 "roundings": len(result.sensitivities.squared_errors),
@@ -204,12 +204,12 @@ def _document(results: Sequence["Frontier"], model: Path) -> dict[str, Any]:
                 "nested": result.is_nested,
                 "points": [
                     {
-                        "predicted_us": one.plan.predicted_us,
+                        "predicted_us": one.point.time_us,
                         "bound_us": one.point.bound_us,
                         "predicted_error": one.point.error,
                         "emulated_error": one.emulated_error,
-                        "low_nodes": len(one.plan.low_nodes),
-                        "casts": len(one.plan.casts),
+                        "low_nodes": one.low_nodes,
+                        "casts": one.casts,
                         "price_us": one.point.least_price_us,
                         "best_of_all": one in best,
                     }

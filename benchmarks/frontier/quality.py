@@ -66,7 +66,7 @@ def quality(name: str, low: Precision, work: Path) -> Facts:
             "directions": measured.directions,
             "plans": len(plans),
             "nested": are_nested([one.point for one in plans]),
-            "fp32_us": plans[0].plan.fp32_us,
+            "fp32_us": plans[0].fp32_us,
             "rows": rows,
             "first_order": _first_order(case, steps, [*measured.squared_errors]),
             "random": _random(case, plans, measured.squared_errors, steps),
@@ -78,7 +78,7 @@ def quality(name: str, low: Precision, work: Path) -> Facts:
 
 def _row(one: FrontierPlan, case: Case, steps: EmulatedSteps) -> Facts:
     return {
-        "time_us": one.plan.predicted_us,
+        "time_us": one.point.time_us,
         "predicted": one.point.error,
         "emulated": _emulated(one.plan, case, steps),
         "computed": _computed(one.plan, case, steps.references),
@@ -146,7 +146,7 @@ def _random(
             rows.append(
                 {
                     "time_us": plan.predicted_us,
-                    "of_us": aim.plan.predicted_us,
+                    "of_us": aim.point.time_us,
                     "predicted": math.sqrt(math.fsum(e for one, e in errors.items() if one.is_there(low))),
                     "emulated": _emulated(plan, case, steps),
                     "of_error": aim.point.error,
@@ -173,10 +173,10 @@ def _listed(
     plan = decide(problem_of(case.imported, options), case.imported, options)
     error = _emulated(plan, case, steps)
     if error is None:
-        beside = plans[0].plan.predicted_us  # a step that breaks has any error
+        beside = plans[0].point.time_us  # a step that breaks has any error
     else:
         beside = next(
-            plans[i].plan.predicted_us for i, row in zip(places, rows, strict=True) if _within(row, error)
+            plans[i].point.time_us for i, row in zip(places, rows, strict=True) if _within(row, error)
         )
     return {"strategy": strategy, "time_us": plan.predicted_us, "emulated": error, "frontier_us": beside}
 

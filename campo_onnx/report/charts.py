@@ -245,9 +245,9 @@ def draw_frontiers(
     if len(frontiers) > 1:
         axes.plot(*_predicted(envelope(every)), color="#c8ccd2", linewidth=6, label="best of all")
     for plans, line in zip(frontiers, ("-", "--", ":", "-."), strict=False):
-        name = f"{plans[0].plan.low.name}, predicted" if len(frontiers) > 1 else "predicted"
+        name = f"{plans[0].low.name}, predicted" if len(frontiers) > 1 else "predicted"
         axes.plot(*_predicted(plans), color="black", linestyle=line, marker=".", label=name)
-    emulated = [(one.plan.predicted_us / 1000, one.emulated_error) for one in every]
+    emulated = [(one.point.time_us / 1000, one.emulated_error) for one in every]
     dots = [(ms, error) for ms, error in emulated if error is not None and np.isfinite(error)]
     axes.scatter(*zip(*dots, strict=True), color="white", edgecolor="black", zorder=3, label="emulated")
     least = min((one.point.error for one in every if one.point.error > 0), default=1.0)
@@ -260,7 +260,7 @@ def draw_frontiers(
 
 
 def _predicted(plans: Sequence[FrontierPlan]) -> tuple[list[float], list[float]]:
-    return [one.plan.predicted_us / 1000 for one in plans], [one.point.error for one in plans]
+    return [one.point.time_us / 1000 for one in plans], [one.point.error for one in plans]
 
 
 def _draw_speedups(axes: "Axes", result: BenchResult) -> None:

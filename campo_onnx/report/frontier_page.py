@@ -20,7 +20,7 @@ def frontier_page(frontiers: Sequence[Frontier], *, model: str, command: str = "
         Every plan, for each format. Decisions of plans that were emulated can be looked at, in the format of
         the fastest.
     """
-    first = min(frontiers, key=lambda one: one.plans[0].plan.predicted_us)
+    first = min(frontiers, key=lambda one: one.plans[0].point.time_us)
     shown = [one for one in first.plans if one.emulated_error is not None]
     plans = [one.plan for one in shown]
     rows = [one for frontier in frontiers for one in frontier.plans]
@@ -28,13 +28,13 @@ def frontier_page(frontiers: Sequence[Frontier], *, model: str, command: str = "
     values = {
         "model": model,
         "kind": first.problem.kind.told,
-        "low": ", ".join(frontier.plans[0].plan.low.name for frontier in frontiers),
+        "low": ", ".join(frontier.plans[0].low.name for frontier in frontiers),
         "captured": plans[0].captured,
         "rows": [(one, one in best) for one in rows],
         "several": len(frontiers) > 1,
         "shown": shown,
         "sentences": [
-            f"{frontier.plans[0].plan.low.name}: {sentence}"
+            f"{frontier.plans[0].low.name}: {sentence}"
             for frontier in frontiers
             for sentence in frontier.sentences
         ],

@@ -40,7 +40,7 @@ def print_frontiers(results: Sequence["Frontier"], form: TableFormat) -> None:
         is_best = one in best
         beside = Cell("*" if is_best else "", is_best)
         cells: tuple[str | Cell, ...] = _cells(one)
-        table.add(*((one.plan.low.name, *cells, beside) if several else cells))
+        table.add(*((one.low.name, *cells, beside) if several else cells))
     if form is not TableFormat.TEXT:
         table.show(form)
         return
@@ -49,7 +49,7 @@ def print_frontiers(results: Sequence["Frontier"], form: TableFormat) -> None:
     console.print(escape(headline(results[0].plans[0].plan)), style="bold")
     table.show()
     for result in results:
-        name = f"{result.plans[0].plan.low.name}: " if several else ""
+        name = f"{result.plans[0].low.name}: " if several else ""
         for line in result.sentences:
             console.print(escape(f"{name}{line}"))
     if several:
@@ -57,14 +57,14 @@ def print_frontiers(results: Sequence["Frontier"], form: TableFormat) -> None:
 
 
 def _cells(one: "FrontierPlan") -> tuple[Cell, ...]:
-    plan, point = one.plan, one.point
-    emulated = one.emulated_error
+    point, emulated = one.point, one.emulated_error
+    low_nodes, casts = one.low_nodes, one.casts
     return (
-        Cell(duration(plan.predicted_us), plan.predicted_us),
-        Cell(f"{plan.speedup:.2f}", plan.speedup),
+        Cell(duration(point.time_us), point.time_us),
+        Cell(f"{one.speedup:.2f}", one.speedup),
         Cell(f"{point.error:.2g}", point.error),
         Cell("-") if emulated is None else Cell(f"{emulated:.2g}", emulated),
-        Cell(str(len(plan.low_nodes)), len(plan.low_nodes)),
-        Cell(str(len(plan.casts)), len(plan.casts)),
+        Cell(str(low_nodes), low_nodes),
+        Cell(str(casts), casts),
         Cell(duration(point.bound_us), point.bound_us),
     )

@@ -211,11 +211,15 @@ def test_the_frontier_of_a_graph_is_near_what_its_plans_compute():
     assert (exact.point.error, exact.emulated_error) == (0.0, 0.0)
     assert all(0.3 < factor < 3.0 for factor in found.factors)
     assert len(found.factors) == len(found.plans) - 1
-    between = least_error_within(found.plans, found.plans[1].plan.predicted_us)
+    for one in found.plans:
+        assert (one.point.time_us, one.speedup) == pytest.approx((one.plan.predicted_us, one.plan.speedup))
+        assert (one.low_nodes, one.casts) == (len(one.plan.low_nodes), len(one.plan.casts))
+    assert any(one.casts for one in found.plans)
+    between = least_error_within(found.plans, found.plans[1].point.time_us)
     assert between == found.plans[1]
     assert Reason.FRONTIER_LOW in {d.decided_by for d in between.plan.decisions}
     with pytest.raises(UsageError, match="the fastest is predicted to take"):
-        least_error_within(found.plans, fastest.plan.predicted_us / 2)
+        least_error_within(found.plans, fastest.point.time_us / 2)
 
 
 def test_what_cannot_be_measured_is_told():

@@ -10,6 +10,7 @@ import pytest
 
 from campo_onnx.ops.ports import Ports
 from campo_onnx.optimize.frontier import assignment_at, frontier
+from campo_onnx.optimize.parametric_cut import PricedNetwork
 from campo_onnx.optimize.plan.assemble import make_plan
 from campo_onnx.optimize.plan.reason import Reason
 from campo_onnx.optimize.problem import Padding, PossiblePad
@@ -19,10 +20,10 @@ from campo_onnx.optimize.strategies.optimal import free_nodes, optimal
 MOST_FREE = 11
 
 
-def drawn_errors(problem, rng):
+def drawn_errors(problem, rng, decades=6):
     """Squared errors of very different size; some values are exact in the low precision."""
     every = roundings(problem, free_nodes(problem))
-    return {one: 0.0 if rng.randrange(6) == 0 else 10.0 ** rng.uniform(-9, -3) for one in every}
+    return {one: 0.0 if rng.randrange(6) == 0 else 10.0 ** -rng.uniform(3, 3 + decades) for one in every}
 
 
 def every_assignment(problem, errors):
@@ -85,6 +86,14 @@ def test_every_vertex_is_there_and_nothing_else(random_problem, block):
     assert several > 8  # else this shows little
 
 
+def test_every_vertex_where_errors_are_22_decades_apart(random_problem):
+    for seed in range(60):
+        rng = random.Random(f"decades {seed}")
+        problem = random_problem(rng, most_nodes=12)
+        if len(free_nodes(problem)) <= MOST_FREE:
+            check_against_every_assignment(problem, drawn_errors(problem, rng, decades=22))
+
+
 @pytest.mark.parametrize("count", [12, 13, 14])
 def test_every_vertex_with_many_free_nodes(random_problem, count):
     for seed in range(400):
@@ -108,6 +117,37 @@ def test_the_ends_are_the_fastest_plan_and_one_without_error(random_problem):
             assert before.most_price_us == after.least_price_us
             assert before.time_us < after.time_us
             assert before.squared_error > after.squared_error
+
+
+def test_settled_choices_change_no_point(random_problem, monkeypatch):
+    """Errors of any size, and frontiers that are not nested: the same as with every choice in every cut."""
+    open_choices, not_nested = [], 0
+    narrowed = PricedNetwork.between
+
+    def counted(network, one, other):
+        result = narrowed(network, one, other)
+        open_choices.append(result.arcs.size / network.arcs.size)
+        return result
+
+    for seed in range(120):
+        rng = random.Random(f"settled {seed}")
+        problem = random_problem(rng, most_nodes=60)
+        every = roundings(problem, free_nodes(problem))
+        errors = {one: 10.0 ** rng.uniform(-14, -2) for one in every}
+        monkeypatch.setattr(PricedNetwork, "between", counted)
+        points = frontier(problem, errors)
+        monkeypatch.setattr(PricedNetwork, "between", lambda network, one, other: network)
+        expected = frontier(problem, errors)
+        assert [(p.low, p.padded) for p in points] == [(p.low, p.padded) for p in expected]
+        times_us = [problem.predicted_us(p.low) for p in points]
+        assert [p.time_us for p in points] == pytest.approx(times_us, rel=1e-12)
+        assert [p.bound_us for p in points] == pytest.approx(times_us, rel=1e-9)
+        squares = [math.fsum(e for one, e in errors.items() if one.is_there(p.low)) for p in points]
+        assert [p.squared_error for p in points] == pytest.approx(squares, rel=1e-9, abs=0.0)
+        not_nested += any(not after.low <= before.low for before, after in pairwise(points))
+    assert not_nested > 3
+    assert max(open_choices) <= 1.0
+    assert np.mean(open_choices) < 0.8
 
 
 def test_errors_of_single_nodes_raise_nodes_one_after_another(random_problem):

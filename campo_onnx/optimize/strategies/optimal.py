@@ -7,9 +7,8 @@ for ever (deny, taint, missing kernels, graph inputs and outputs) is not a choic
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from functools import cache
-from typing import NamedTuple
 
 from campo_onnx.optimize.casts import CastKind
 from campo_onnx.optimize.lists.op_class import MAY_BE_LOW
@@ -18,22 +17,6 @@ from campo_onnx.optimize.padding.terms import padded_choice, pay_for_pads
 from campo_onnx.optimize.plan.reason import Fact, Reason, Verdict
 from campo_onnx.optimize.problem import Assignment, Padding, Problem
 from campo_onnx.optimize.strategies.listed import has_class, listed_verdicts
-
-
-class Charge(NamedTuple):
-    """A cost of an assignment beside time.
-
-    Parameters
-    ----------
-    nodes
-        It is paid once while any of them is low.
-    unless
-        And while this one is not; None where that does not matter.
-    """
-
-    cost_us: float
-    nodes: tuple[str, ...]
-    unless: str | None = None
 
 
 def optimal(problem: Problem) -> Assignment:
@@ -136,27 +119,35 @@ def free_nodes(problem: Problem) -> list[str]:
     ]
 
 
-def cheapest(problem: Problem, free: list[str], charges: Sequence[Charge] = ()) -> tuple[Cut, float]:
+def cheapest(problem: Problem, free: list[str]) -> tuple[Cut, float]:
     """Find the answer that costs least, and what no answer can cost less than.
 
     Where the session may cast all weights at once, both ways are tried, and each answer is charged with what
     the session then does.
     """
-    cuts = {False: _minimum_cut(problem, free, charges, at_once=False)}
-    if problem.flat is None:
-        return cuts[False], cuts[False].cost_us
-    cuts[True] = _minimum_cut(problem, free, charges, at_once=True)
+    cuts = {at_once: network.cut() for at_once, network in networks(problem, free).items()}
     choices = frozenset(free)
 
     def charged_us(at_once: bool) -> float:
-        low = cuts[at_once].yes & choices
-        return cuts[at_once].cost_us + problem.predicted_us(low) - problem.predicted_us(low, at_once=at_once)
+        return cuts[at_once].cost_us + uncharged_us(problem, cuts[at_once].yes & choices, at_once=at_once)
 
-    best = min(cuts, key=charged_us)
-    return cuts[best], min(cut.cost_us for cut in cuts.values())
+    return cuts[min(cuts, key=charged_us)], min(cut.cost_us for cut in cuts.values())
 
 
-def _minimum_cut(problem: Problem, free: list[str], charges: Sequence[Charge], *, at_once: bool) -> Cut:
+def uncharged_us(problem: Problem, low: frozenset[str], *, at_once: bool) -> float:
+    """Time by which the session takes longer than if it cast weights at once, or did not."""
+    if problem.flat is None:
+        return 0.0
+    return problem.predicted_us(low) - problem.predicted_us(low, at_once=at_once)
+
+
+def networks(problem: Problem, free: list[str]) -> dict[bool, Network]:
+    """Charge for all choices, by whether the session casts all weights at once: True only where it may."""
+    ways = (False,) if problem.flat is None else (False, True)
+    return {at_once: _network(problem, free, at_once=at_once) for at_once in ways}
+
+
+def _network(problem: Problem, free: list[str], *, at_once: bool) -> Network:
     padding = problem.padding
     network = Network([*free, *map(padded_choice, padding.gains_us)] if padding else free)
     network.pay(math.fsum(cost.fp32_us for cost in problem.costs.nodes.values()))
@@ -173,10 +164,8 @@ def _minimum_cut(problem: Problem, free: list[str], charges: Sequence[Charge], *
             network.pay(cast.cast_us, yes=cast.if_low, no=cast.if_fp32)
     if readers:
         network.pay(problem.flat_cast_us, yes=tuple(readers))
-    for charge in charges:
-        network.pay(charge.cost_us, yes=charge.nodes, no=None if charge.unless is None else (charge.unless,))
     if padding:
         pay_for_pads(network, padding)
         for name in padding.gains_us:
             network.require(padded_choice(name), name)
-    return network.cut()
+    return network
