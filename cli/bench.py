@@ -118,7 +118,7 @@ def bench(
     quiet: QuietOption = False,
     force: ForceOption = False,
 ) -> None:
-    """Measure the training steps of graphs on this machine, and compare them.
+    """Measure training steps on this machine, in turns.
 
     The graphs run in alternation, in random order, on the same inputs. A graph is reported as faster or
     slower only if the whole 95 % confidence interval of its speed-up is. Ctrl-C stops early; what was

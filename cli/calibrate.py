@@ -119,11 +119,11 @@ def calibrate(
     quiet: QuietOption = False,
     force: ForceOption = False,
 ) -> None:
-    """Fit a cost model of this machine: Casts, and every operator in both precisions.
+    """Fit a cost model of this machine.
 
-    Operators are timed on shapes of real networks in FP32 and in the low precision. A model per operator
-    predicts the second time from the first and is tested on held-out shapes. Every timing is kept, so
-    that a calibration that Ctrl-C stopped (exit code 130) continues where it was.
+    Casts and operators are timed on shapes of real networks in FP32 and in the low precision. A model per
+    operator predicts the second time from the first and is tested on held-out shapes. Every timing is kept,
+    so that a calibration that Ctrl-C stopped (exit code 130) continues where it was.
 
     Example: `campo-onnx calibrate --quick`
     """

@@ -177,7 +177,7 @@ def check(
     ] = False,
     force: ForceOption = False,
 ) -> None:
-    """Check that a mixed step is valid, has an unchanged interface, and is accurate and fast enough.
+    """Check that a mixed step is valid, accurate and fast.
 
     For CI: exit code 9 when a rule fails. No GPU is needed: FP16 is emulated, and times are predicted.
 

@@ -111,9 +111,10 @@ def compare(
     quiet: QuietOption = False,
     force: ForceOption = False,
 ) -> None:
-    """Compare the strategies on one training step: casts, predicted step, speed-up.
+    """Compare the strategies on one training step.
 
-    --measure adds the measured step of each, --drift its error. No model is written. Ctrl-C stops --measure
+    Their casts, predicted steps and speed-ups stand side by side; --measure adds the measured step of each,
+    --drift its error. No model is written. Ctrl-C stops --measure
     early: the rounds until then are shown, and the exit code is 130.
 
     Example: `campo-onnx compare bert.onnx --device v100`

@@ -24,7 +24,7 @@ def demo(
     device: DeviceOption = PREDICTED,
     force: ForceOption = False,
 ) -> None:
-    """Optimize an example that comes with the program: a training step of one BERT layer.
+    """Optimize a BERT layer that comes with the program.
 
     Needs no GPU, no network and no ONNX Runtime: times are estimated from public figures of the device. On a
     CPU with BF16 units and OpenVINO the step is also planned for this machine, and measured before and after.

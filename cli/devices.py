@@ -25,7 +25,7 @@ def devices(
     form: FormatOption = TableFormat.TEXT,
     json: JsonOption = False,
 ) -> None:
-    """List the devices that a graph can be planned for, and what is known about each; and this machine.
+    """List the devices to plan for, and this machine.
 
     `datasheet`: public figures and assumptions only. `calibrated`: cost models were fitted to
     measurements on the device, on this machine or before release. `measured`: single nodes were timed on

@@ -64,7 +64,9 @@ def explain(
     json: JsonOption = False,
     force: ForceOption = False,
 ) -> None:
-    """Explain why a node has its precision: its gain, the casts it shares, and what would change it.
+    """Explain why a node has its precision.
+
+    It shows the gain, the casts it shares, and what would change it.
 
     Examples: `campo-onnx explain plan.json node_mm_12`, and every decision with
     `campo-onnx explain plan.json --top 0 --format csv`.

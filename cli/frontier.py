@@ -99,7 +99,7 @@ def frontier(
     quiet: QuietOption = False,
     force: ForceOption = False,
 ) -> None:
-    """Show what accuracy costs: every plan on the frontier of step time against error.
+    """Show what accuracy costs: step time against error.
 
     What each rounding does to loss and gradients is measured on batches, by emulation on the CPU. No plan of
     at most the predicted error of a row is predicted faster than that row, and the error of whole plans is

@@ -127,7 +127,7 @@ def optimize(
         ),
     ] = False,
 ) -> None:
-    """Write an exported FP32 training step in mixed precision.
+    """Write a training step in mixed precision.
 
     Op lists and pattern rules say which nodes may run in FP16. For each of them the FP16 time and the
     casts it needs are predicted for the device, and FP16 is used where it pays. The loss, the weight

@@ -62,7 +62,7 @@ def profile(
     quiet: QuietOption = False,
     force: ForceOption = False,
 ) -> None:
-    """Time every node of an FP32 training step on this machine.
+    """Time every node of an FP32 step on this machine.
 
     On a CPU the times come from ONNX Runtime's profile of the whole step. On CUDA they come from a
     trace of its kernels, or each distinct node is timed alone; identical nodes are timed once, and all

@@ -63,7 +63,7 @@ def try_step(
     quiet: QuietOption = False,
     force: ForceOption = False,
 ) -> None:
-    """Measure a PyTorch training step here, beside torch's own, and predict it for GPUs.
+    """Measure a PyTorch step here, and predict it for GPUs.
 
     The step is exported and planned. Then torch eager, torch autocast and our step, in FP32 and mixed, take
     turns, and their gradients are compared. A step is forward, loss and backward. Needs PyTorch.

@@ -7,75 +7,92 @@ built; without --site its picture stays as it is.
 """
 
 import argparse
+import base64
 import io
+import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 from selenium import webdriver
 
-from campo_onnx.optimize.lists.oplists import preset
-from campo_onnx.planning.options import Options
-from campo_onnx.planning.pipeline import optimize
-from campo_onnx.report.plan_page import plan_page
-from campo_onnx.targets.target import target as target_called
+from campo_onnx.ir.importer import import_model
+from campo_onnx.runtime.feeds import synthesize
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
 MODEL = ROOT / "examples" / "bert_layer.onnx"
+COMMAND = "optimize bert_layer.onnx --device v100 --inputs batch.npz --rules --report report.html --quiet"
 COLOURS = 128
 DESKTOP, TABLET, TELEPHONE = 1240, 820, 390
 SHOTS = {
-    "report.png": (DESKTOP, "light"),
-    "report-dark.png": (DESKTOP, "dark"),
-    "report-tablet.png": (TABLET, "light"),
-    "report-telephone.png": (TELEPHONE, "light"),
+    "": (DESKTOP, "light"),
+    "-dark": (DESKTOP, "dark"),
+    "-tablet": (TABLET, "light"),
+    "-telephone": (TELEPHONE, "light"),
 }
-MOST_LINES = 1600  # of a picture; on a telephone what is above the table of modules is longer
+PARTS = {"report": ("", "modules-title"), "report-evidence": ("rules", "costs")}
+"""Parts of the report, each from one element of the page (the top, where that is empty) to before another."""
 
 
-def shot(browser: Any, page: Path, width: int, scheme: str) -> Image.Image:
-    """Show a page at a width, light or dark, and take its first lines."""
-    size = {"width": width, "height": MOST_LINES, "deviceScaleFactor": 1, "mobile": width == TELEPHONE}
+def visit(browser: Any, page: Path, width: int, scheme: str) -> None:
+    """Show a page at a width, light or dark."""
+    size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": width == TELEPHONE}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
     browser.get(page.as_uri())
-    return Image.open(io.BytesIO(browser.get_screenshot_as_png()))
 
 
-def save(picture: Image.Image, name: str, height: int) -> None:
-    """Crop a picture and write it with few colours."""
-    target = IMAGES / name
-    cropped = picture.crop((0, 0, picture.width, min(height, picture.height)))
-    cropped.convert("RGB").quantize(COLOURS).save(target, optimize=True)
+def save(browser: Any, name: str, width: int, top: int, bottom: int) -> None:
+    """Write lines of the page with few colours."""
+    clip = {"x": 0, "y": top, "width": width, "height": bottom - top, "scale": 1}
+    taken = browser.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip, "captureBeyondViewport": True})
+    picture = Image.open(io.BytesIO(base64.b64decode(taken["data"])))
+    target = IMAGES / f"{name}.png"
+    picture.convert("RGB").quantize(COLOURS).save(target, optimize=True)
     print(f"{target}, {target.stat().st_size / 1000:.0f} kB")
 
 
+def place_of(browser: Any, element: str) -> int:
+    """First line of an element in the page."""
+    script = "return document.getElementById(arguments[0]).getBoundingClientRect().top + window.scrollY"
+    return int(browser.execute_script(script, element)) if element else 0
+
+
+def write_report(folder: Path) -> Path:
+    """Optimize the example, as a user does who has a batch."""
+    shutil.copy(MODEL, folder)
+    np.savez(folder / "batch.npz", **synthesize(import_model(MODEL).view))
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-m", "campo_onnx", *COMMAND.split()], cwd=folder, env=env, check=True)
+    return folder / "report.html"
+
+
 def main() -> None:
-    """Optimize the example, open its report and the site, and keep what is above the table of modules."""
+    """Take every picture."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--site", type=Path, help="folder of the built site")
     asked = parser.parse_args()
-    optimized = optimize(MODEL, Options(target=target_called("v100"), lists=preset("campo")))
-    moved = optimized.given_traffic, optimized.planned_traffic
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium") or ""
     for argument in ("--headless=new", "--no-sandbox", "--hide-scrollbars"):
         options.add_argument(argument)
     browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
     with tempfile.TemporaryDirectory() as folder:
-        page = Path(folder) / "report.html"
-        text = plan_page(optimized.plan, optimized.problem, moved, model=MODEL.name)
-        page.write_text(text, encoding="utf-8")
-        for name, (width, scheme) in SHOTS.items():
-            picture = shot(browser, page, width, scheme)
-            height = browser.execute_script("return document.getElementById('modules-title').offsetTop")
-            save(picture, name, height)
+        page = write_report(Path(folder))
+        for end, (width, scheme) in SHOTS.items():
+            visit(browser, page, width, scheme)
+            for part, (first, behind) in PARTS.items():
+                save(browser, part + end, width, place_of(browser, first), place_of(browser, behind))
     if asked.site is not None:
-        save(shot(browser, asked.site.resolve() / "index.html", DESKTOP, "light"), "site.png", 1000)
+        visit(browser, asked.site.resolve() / "index.html", DESKTOP, "light")
+        save(browser, "site", DESKTOP, 0, 1000)
     browser.quit()
 
 

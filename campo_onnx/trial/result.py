@@ -127,11 +127,12 @@ def _sentences(trial: Trial) -> Iterator[str]:
     if not rows:
         return
     fastest = min(rows, key=lambda row: row.step_us.median if row.step_us else 0.0)
-    if fastest.verdict is Outcome.FASTER and fastest.speedup is not None and fastest.step_us is not None:
-        low, high = fastest.speedup.low, fastest.speedup.high
+    speedup, once = fastest.speedup, fastest.verdict is Outcome.NOT_COMPARED
+    is_ahead = once and speedup is not None and speedup.low > 1.0 + trial.measured.tolerance
+    if speedup and fastest.step_us and (fastest.verdict is Outcome.FASTER or is_ahead):
         yield (
             f"The fastest step here is that of {fastest.name}: {duration(fastest.step_us.median)}, "
-            f"{fastest.speedup.median:.2f} times as fast as {EAGER} ({low:.2f} to {high:.2f})."
+            f"{_times(speedup)} as fast as {EAGER}{' while loaded once' if once else ''}."
         )
     else:
         yield f"No step was measured to be faster than that of {EAGER}."

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from cli.commands import HOME
+
 MLP = Path(__file__).parent.parent / "data" / "mlp.onnx"
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks" / "data"
 
@@ -68,6 +70,13 @@ def test_unchanged_says_why_and_what_next(optimize, capsys):
     assert len(printed.splitlines()) <= 6  # the kind, two lines, what would help, and what was written
     assert optimize(MLP, "--device", "h200", "--dry-run", "--verbose") == 0
     assert "What stayed FP32" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [(), *((command,) for command in HOME)])
+def test_short_help_fits_a_screen(program, words, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert program(*words, "-h") == 0
+    assert 10 <= len(capsys.readouterr().out.splitlines()) <= 40
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,21 @@ def test_the_report_has_modules_and_source_lines(program, exported, tmp_path):
     assert f'data-copy="{command}"' in page
 
 
+def test_compare_takes_modules_and_shows_them(program, exported, tmp_path, capsys):
+    pytest.importorskip("jinja2")
+    capsys.readouterr()
+    low = []
+    for words in ((), ("--keep-fp32", r"layers\.\d+")):
+        assert program("compare", exported, "--device", "v100", "--json", "--strict", *words) == 0
+        rows = json.loads(capsys.readouterr().out)["strategies"]
+        low.append({row["strategy"]: row["low_nodes"] for row in rows})
+    assert 0 < low[1]["tf-amp"] <= 3 < low[0]["tf-amp"]  # the head is left
+    assert program("compare", exported, "--device", "v100", "--report", "c.html") == 0
+    data = json.loads((tmp_path / "c.html").read_text().partition('id="data">')[2].partition("</script>")[0])
+    assert {"layers", "11", "fc1", "head"} <= {*data["modules"]}
+    assert data["kinds"][data["modules"].index("head")] == "Linear"
+
+
 def test_the_written_file_keeps_its_names(program, exported):
     assert program("optimize", exported, "-o", "out.onnx", "--device", "v100", "--strategy", "tf-amp") == 0
     scopes = [

@@ -278,7 +278,7 @@ def test_measured_steps_are_told_from_predicted_ones(layer) -> None:
         ),
     )
     measured = BenchResult(
-        machine=machine("cpu", 1),
+        machine=replace(machine("cpu", 1), runtime="openvino", ort="2026.4.1"),
         rows=rows,
         steps=3,
         measured_at="2026-01-01",
@@ -287,6 +287,7 @@ def test_measured_steps_are_told_from_predicted_ones(layer) -> None:
     )
     text = Read(plan_page(layer.plan, model="m", measured=measured)).text
     assert f"Measured on {measured.machine.device}" in text
+    assert "Measured steps, OpenVINO 2026.4.1, provider cpu" in text
     assert "mixed 6.00 ms 5.90 ms to 6.10 ms 1.500 1.471 to 1.532 faster" in text
     assert "every time but the measured steps is predicted" in text
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
 import campo_onnx  # noqa: E402
+from campo_onnx.bench.result import Interval, Outcome  # noqa: E402
 from campo_onnx.bench.worker import WorkerStep  # noqa: E402
 from campo_onnx.errors import ModelError, UsageError  # noqa: E402
 from campo_onnx.runtime.registry import machine  # noqa: E402
@@ -22,7 +23,15 @@ from campo_onnx.trial import trial as trial_module  # noqa: E402
 from campo_onnx.trial.gradients import gradient_error  # noqa: E402
 from campo_onnx.trial.page import fragment, trial_page  # noqa: E402
 from campo_onnx.trial.planned import export_step  # noqa: E402
-from campo_onnx.trial.result import AUTOCAST, EAGER, FORMAT, MIXED, OURS  # noqa: E402
+from campo_onnx.trial.result import (  # noqa: E402
+    AUTOCAST,
+    COMPILED,
+    COMPILED_AUTOCAST,
+    EAGER,
+    FORMAT,
+    MIXED,
+    OURS,
+)
 from campo_onnx.trial.torch_steps import TorchStep  # noqa: E402
 
 
@@ -101,6 +110,33 @@ def test_it_shows_itself(trial):
     assert "<style" not in part
     assert "Tesla V100" in page
     assert part == fragment(trial)
+
+
+def test_compiled_steps_are_measured_where_that_is_wanted(monkeypatch):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))  # needs no compiler
+    compiled = tried(network(), devices=[], compiles=True, steps=6, seconds=0.0)
+    names = [row.name for row in compiled.measured.rows]
+    assert names[:4] == [EAGER, AUTOCAST, COMPILED, COMPILED_AUTOCAST]
+    assert all(row.step_us is not None and not row.failure for row in compiled.measured.rows)
+    errors = {error.name: error for error in compiled.gradients}
+    assert errors[COMPILED].whole < 1e-5 < errors[COMPILED_AUTOCAST].whole < 0.3
+
+
+def test_the_fastest_step_is_told_also_where_steps_were_loaded_once(trial):
+    """Two steps of the same interval, one of them measured in one load: no claim of all loads is made."""
+    first, *_, last = trial.measured.rows
+    ahead = Interval(median=2.0, low=1.9, high=2.1)
+    quick = replace(last, step_us=Interval(median=1.0, low=1.0, high=1.0), speedup=ahead)
+    for verdict, says in (
+        (Outcome.FASTER, "2.00 times (1.90 to 2.10) as fast as torch."),
+        (Outcome.NOT_COMPARED, "2.00 times (1.90 to 2.10) as fast as torch while loaded once."),
+        (Outcome.NO_DIFFERENCE, "No step was measured to be faster than that of torch."),
+    ):
+        rows = (first, replace(quick, verdict=verdict))
+        assert replace(trial, measured=replace(trial.measured, rows=rows)).sentences[0].endswith(says)
+    close = replace(quick, verdict=Outcome.NOT_COMPARED, speedup=Interval(median=1.1, low=0.9, high=1.3))
+    unclear = replace(trial, measured=replace(trial.measured, rows=(first, close)))
+    assert unclear.sentences[0].startswith("No step was measured to be faster")
 
 
 def test_text_of_others_stays_text(trial):
