@@ -47,19 +47,22 @@ def report_unmatched(
 
 
 def _in_bf16(optimized: "Optimized", options: "Options") -> str:
-    """Predict the step in BF16, which needs no loss scale; ``""`` where the device has none of it."""
+    """Offer BF16, which needs no loss scale, with its predicted step; ``""`` where the device has none."""
     from dataclasses import replace
 
     from campo_onnx.costs.evidence import CostSource
     from campo_onnx.ops.precision import Precision
     from campo_onnx.planning.pipeline import decide, problem_of
 
-    is_estimated = optimized.plan.source == CostSource.DATASHEET.value
-    if not (is_estimated and options.target.computes_in(Precision.BF16)):
+    if not options.target.computes_in(Precision.BF16):
         return ""
+    offer = ", or use --precision bf16"
+    if optimized.plan.source != CostSource.DATASHEET.value:
+        return offer
     instead = replace(options, low=Precision.BF16, costs=CostSource.DATASHEET)
     plan = decide(problem_of(optimized.imported, instead), optimized.imported, instead)
-    return f" ({plan.speedup:.2f}x predicted, where {options.low.value} has {optimized.plan.speedup:.2f}x)"
+    low = options.low.value
+    return f"{offer} ({plan.speedup:.2f}x predicted, where {low} has {optimized.plan.speedup:.2f}x)"
 
 
 def sentence_of_form(imported: "Imported", runtime: str, title: str) -> str:
@@ -157,6 +160,6 @@ def surprises(model: Path, optimized: "Optimized", options: "Options") -> Iterat
             True,
             f"{len(low)} nodes of the backward pass run in {options.low.value}, and the graph does not scale "
             "its loss: small gradients become zero. Export the step with loss_scale=True, as "
-            "campo_onnx.export does unless told otherwise, or use --precision bf16"
+            "campo_onnx.export does unless told otherwise"
             f"{_in_bf16(optimized, options)}.",
         )

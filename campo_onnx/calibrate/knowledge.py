@@ -12,7 +12,7 @@ from campo_onnx.hardware.hardware import Hardware
 from campo_onnx.measure.store import Store
 from campo_onnx.ops.precision import Precision, low_precisions
 from campo_onnx.runtime.machine import cpu_name
-from campo_onnx.runtime.registry import runtimes
+from campo_onnx.runtime.registry import runtimes_for
 from campo_onnx.targets.target import Target
 
 
@@ -71,7 +71,7 @@ def _calibrations(hardware: Hardware) -> tuple[tuple[Found, ...], tuple[str, ...
     problems = []
     for precision in low_precisions():
         try:
-            for runtime in runtimes():
+            for runtime in runtimes_for(hardware.processor):
                 calibrations += found_calibrations(Target.of(hardware, runtime), precision)
         except CampoError as error:  # one bad file hides no other device
             problems.append(str(error))

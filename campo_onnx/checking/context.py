@@ -25,7 +25,7 @@ from campo_onnx.optimize.values.ranges import DeclaredRange
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import problem_of
 from campo_onnx.runtime.api import LoadSettings
-from campo_onnx.runtime.registry import load, machine, runtimes
+from campo_onnx.runtime.registry import load, machine, runtimes_for
 from campo_onnx.targets.detect import resolve_target
 from campo_onnx.targets.roofline import copy_us, node_time
 from campo_onnx.targets.target import Target
@@ -155,7 +155,7 @@ def context_of(fp32: Imported, mixed: Imported, policy: Policy, *, title: str) -
 def _as_it_was_lowered(fp32: Imported, mixed: Imported, target: Target, policy: Policy) -> Imported:
     """Bring a portable step into the form of a mixed one, which has the nodes of the right runtime."""
     names = mixed.view.node.keys()
-    for runtime in (target.runtime, *runtimes()):
+    for runtime in (target.runtime, *runtimes_for(target.hardware.processor)):
         place = Place(target=Target.of(target.hardware, runtime))
         form = as_it_runs(fp32, place, policy.dims)
         if all(node.name in names for node in form.view.nodes if node.op.op_type != "Cast"):

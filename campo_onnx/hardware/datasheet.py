@@ -98,7 +98,7 @@ class Catalogue:
     Parameters
     ----------
     devices
-        By name: GPUs by compute capability, then the rest.
+        By name: CUDA devices by compute capability, then other GPUs, then CPUs.
     by_driver_name
         Devices by what the driver calls them, see :func:`driver_key`.
     """
@@ -123,7 +123,10 @@ def read_catalogue(folder: Traversable) -> Catalogue:
         for file in folder.iterdir()
         if file.name.endswith(_SUFFIX) and file.name != _ASSUMPTIONS + _SUFFIX
     }
-    order = sorted(sheets, key=lambda name: (sheets[name].compute_capability or (1000, 0), name))
+    order = sorted(
+        sheets,
+        key=lambda name: (sheets[name].provider == "cpu", sheets[name].compute_capability or (1000, 0), name),
+    )
     devices: dict[str, Hardware] = {}
     assumed: dict[str, Mapping[str, Assumption]] = {}
     by_driver_name: dict[str, Hardware] = {}

@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields
 from campo_onnx.errors import ProfileError
 from campo_onnx.ops.precision import Precision
 
-PROCESSORS = ("cpu", "cuda")
-"""Kinds of processors that graphs are run on."""
+PROCESSORS = ("cpu", "cuda", "intel_gpu")
+"""Kinds of processors that graphs are planned for."""
 
 AMPERE = (8, 0)
 """First compute capability whose tensor cores know TF32 and BF16."""
@@ -53,11 +53,11 @@ class Hardware:
     name, title
         Short name (``"v100"``) and what people call it.
     processor
-        ``"cuda"`` or ``"cpu"``.
+        One of :data:`PROCESSORS`.
     compute_capability
-        ``(major, minor)``; None for a CPU.
+        ``(major, minor)``; None for all but CUDA devices.
     sm_count
-        Streaming multiprocessors (on a CPU: cores).
+        Streaming multiprocessors (on a CPU: cores; on Intel's GPUs: Xe-cores).
     l2_bytes
         Last-level cache.
     memory_bandwidth_bytes_per_s
@@ -102,8 +102,8 @@ class Hardware:
             if isinstance(value, (int, float)) and not (value > 0 and math.isfinite(value)):
                 self._refuse(f"{field.name} is {value}, and must be positive")
         if self.processor not in PROCESSORS:
-            self._refuse(f"processor {self.processor!r} is neither 'cuda' nor 'cpu'")
-        if self.is_gpu != (self.compute_capability is not None):
+            self._refuse(f"processor {self.processor!r} is none of {', '.join(PROCESSORS)}")
+        if (self.processor == "cuda") != (self.compute_capability is not None):
             self._refuse("a CUDA device has a compute capability, and no other device has one")
         tensor_peaks = (self.fp16_tensor_flops_per_s, self.tf32_flops_per_s, self.bf16_tensor_flops_per_s)
         if self.compute_capability is not None and self.compute_capability < AMPERE and any(tensor_peaks[1:]):
@@ -117,7 +117,7 @@ class Hardware:
     @property
     def is_gpu(self) -> bool:
         """Whether it is a GPU."""
-        return self.processor == "cuda"
+        return self.processor != "cpu"
 
     @property
     def effective_bytes_per_us(self) -> float:

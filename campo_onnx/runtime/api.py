@@ -268,6 +268,10 @@ class Runtime(Protocol):
         """Short name, as after ``--runtime``."""
 
     @property
+    def processors(self) -> tuple[str, ...]:
+        """Kinds of processors that it has kernels for: ``"cpu"``, ``"cuda"``, ``"intel_gpu"``."""
+
+    @property
     def capabilities(self) -> Capabilities:
         """Its capabilities."""
 

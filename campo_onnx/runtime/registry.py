@@ -1,4 +1,4 @@
-"""The runtimes there are: each folder beside this file is one, and its ``runtime.py`` holds it."""
+"""The runtimes there are: each folder beside this file is a library's, and its ``runtime.py`` lists them."""
 
 import pkgutil
 from collections.abc import Iterator
@@ -30,6 +30,11 @@ def runtimes() -> tuple[Runtime, ...]:
     return (*_shipped(), *_FURTHER.get())
 
 
+def runtimes_for(processor: str) -> tuple[Runtime, ...]:
+    """List the runtimes that have kernels for a kind of processor, the default first."""
+    return tuple(runtime for runtime in runtimes() if processor in runtime.processors)
+
+
 def runtime_called(name: str) -> Runtime:
     """Look a runtime up by its name, or ``"auto"``."""
     wanted = DEFAULT if name == AUTO else name
@@ -55,6 +60,12 @@ def processor_for(wanted: str, runtime: str = AUTO) -> str:
         return "cpu" if chosen.problem("cuda") else "cuda"
     if wanted not in PROCESSORS:
         raise UsageError(f"unknown provider {wanted!r}", remedy="Choose auto, cpu or cuda.")
+    if wanted not in ("cpu", "cuda"):
+        raise DeviceUnavailableError(
+            f"nothing runs on {wanted} here",
+            why=runtimes_for(wanted)[0].problem(wanted),
+            remedy="Take predictions: --costs datasheet.",
+        )
     if wanted == "cuda" and (why := chosen.problem("cuda")):
         raise DeviceUnavailableError(
             "the CUDA provider cannot be used"
@@ -150,4 +161,4 @@ def temporary_runtime(runtime: Runtime) -> Iterator[None]:
 def _shipped() -> tuple[Runtime, ...]:
     folders = [m.name for m in pkgutil.iter_modules([str(Path(__file__).parent)]) if m.ispkg]
     folders.sort(key=lambda name: (name != DEFAULT, name))
-    return tuple(import_module(f"{__package__}.{name}.runtime").RUNTIME for name in folders)
+    return tuple(r for name in folders for r in import_module(f"{__package__}.{name}.runtime").RUNTIMES)

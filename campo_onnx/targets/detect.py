@@ -64,7 +64,7 @@ def resolve_target(name: str, runtime: str = AUTO) -> tuple[Target, str]:
     hardware, note = _named(name)
     if not hardware.is_gpu and (here := this_cpu(chosen.name)).name == name:
         return here, ""
-    return Target.of(hardware, chosen), note
+    return Target.of(hardware, runtime), note
 
 
 def this_cpu(runtime: str, threads: int = 0) -> Target:

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from campo_onnx.errors import ProfileError
+from campo_onnx.errors import ProfileError, UsageError
 from campo_onnx.hardware import datasheet
 from campo_onnx.hardware.datasheet import Assumption
 from campo_onnx.hardware.hardware import Hardware
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.api import Runtime, Support
-from campo_onnx.runtime.registry import AUTO, runtime_called
+from campo_onnx.runtime.registry import AUTO, runtime_called, runtimes_for
 
 if TYPE_CHECKING:
     from campo_onnx.ops.signature import Signature
@@ -58,8 +58,23 @@ class Target:
 
     @classmethod
     def of(cls, hardware: Hardware, runtime: str | Runtime = AUTO) -> "Target":
-        """Put a runtime, by default ONNX Runtime, on hardware."""
-        chosen = runtime_called(runtime) if isinstance(runtime, str) else runtime
+        """Put a runtime on hardware, by default the first that has kernels for it.
+
+        Raises
+        ------
+        UsageError
+            If the runtime has no kernels for such hardware.
+        """
+        able = runtimes_for(hardware.processor)
+        chosen = able[0] if runtime == AUTO else runtime
+        chosen = runtime_called(chosen) if isinstance(chosen, str) else chosen
+        if hardware.processor not in chosen.processors:
+            kinds = " and ".join(chosen.processors)
+            raise UsageError(
+                f"{chosen.name} does not run on {hardware.name}",
+                why=f"its kernels are for {kinds}, and {hardware.name} is {hardware.processor}",
+                remedy=f"Choose --runtime {able[0].name}, or another device.",
+            )
         overhead = chosen.overhead(hardware.processor)
         return cls(
             hardware=hardware,
@@ -83,7 +98,7 @@ class Target:
     @property
     def can_capture(self) -> bool:
         """Whether the runtime can capture a step here as a CUDA graph."""
-        return self.hardware.is_gpu and self.runtime.capabilities.captures
+        return self.hardware.processor == "cuda" and self.runtime.capabilities.captures
 
     @property
     def captured(self) -> "Target":

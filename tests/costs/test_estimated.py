@@ -99,7 +99,7 @@ def test_unaligned_product_stays_on_cuda_cores_before_ampere() -> None:
 
 def test_tf32_speeds_up_fp32_where_it_is_the_default() -> None:
     with_tf32 = on_gpu(compute_capability=(8, 0), tf32_flops_per_s=50e12)
-    without = Target.of(with_tf32.hardware, "openvino")
+    without = Target.of(replace(with_tf32.hardware, processor="intel_gpu", compute_capability=None))
     view = graph(("MatMul", [(1024, 1024), (1024, 1024)], (1024, 1024)))
     assert costs(view, ALL, without).fp32_us - without.launch_us == pytest.approx(
         costs(view, ALL).fp32_us - 5

@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_devices_there_are() -> None:
-    gpus = ["v100", "rtx2080ti", "t4", "a100", "l4", "rtx4090", "h100", "h200"]
+    gpus = ["v100", "rtx2080ti", "t4", "a100", "l4", "rtx4090", "h100", "h200", "arc_a770", "arc_b580"]
     cpus = [
         "cpu",
         "cpu_bf16",
@@ -120,7 +120,7 @@ def test_a_gpu_is_a_device_by_its_exact_name(gpu: str, name: str | None) -> None
 
 def test_every_gpu_has_a_real_name() -> None:
     assert {name for name in REAL_NAMES.values() if name} == {
-        name for name, known in devices().items() if known.is_gpu
+        name for name, known in devices().items() if known.processor == "cuda"
     }
 
 

@@ -34,7 +34,7 @@ GPU = Hardware(
     [
         ({"sm_count": 0}, "sm_count is 0"),
         ({"fp32_flops_per_s": float("inf")}, "fp32_flops_per_s is inf"),
-        ({"processor": "tpu"}, "'tpu' is neither"),
+        ({"processor": "tpu"}, "'tpu' is none of cpu, cuda, intel_gpu"),
         ({"processor": "cpu"}, "compute capability"),
         ({"compute_capability": None}, "compute capability"),
         ({"compute_capability": (7, 5)}, "need compute capability 8.0"),
@@ -63,7 +63,8 @@ def test_effective_bandwidth() -> None:
 
 def test_tf32_serves_fp32_only_where_the_runtime_takes_it() -> None:
     assert Target.of(GPU).tensor_flops_per_s(Precision.FP32) == 50e12
-    assert Target.of(GPU, "openvino").tensor_flops_per_s(Precision.FP32) is None
+    arc = replace(GPU, processor="intel_gpu", compute_capability=None)
+    assert Target.of(arc).tensor_flops_per_s(Precision.FP32) is None
     assert GPU.tensor_flops_per_s(Precision.FP16) == 100e12
     assert GPU.tensor_flops_per_s(Precision.BF16) == 90e12
 

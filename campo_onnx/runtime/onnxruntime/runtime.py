@@ -37,6 +37,7 @@ class OnnxRuntime:
     """Runs a graph node by node as it is written, on its CPU or CUDA execution provider."""
 
     name: str = "onnxruntime"
+    processors: tuple[str, ...] = ("cpu", "cuda")
     capabilities: Capabilities = _CAPABILITIES
 
     @property
@@ -100,3 +101,4 @@ class OnnxRuntime:
 
 
 RUNTIME: Runtime = OnnxRuntime()
+RUNTIMES = (RUNTIME,)

@@ -1,1 +1,1 @@
-"""OpenVINO's CPU plugin as a runtime: the only importer of openvino."""
+"""OpenVINO: its plugin for CPUs runs steps, that for GPUs predicts them. The only importer of openvino."""

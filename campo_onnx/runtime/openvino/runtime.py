@@ -10,6 +10,7 @@ from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.api import Capabilities, LoadSettings, Support
 from campo_onnx.runtime.machine import Machine, cores, cpu_name
 from campo_onnx.runtime.openvino.installed import installed_version, is_new_enough, openvino, openvino_problem
+from campo_onnx.runtime.openvino.intel_gpu import OpenVinoGpu
 from campo_onnx.runtime.overhead import Overhead, read_overheads
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class OpenVino:
     """
 
     name: str = "openvino"
+    processors: tuple[str, ...] = (_CPU,)
     capabilities: Capabilities = _CAPABILITIES
 
     @property
@@ -129,3 +131,4 @@ class OpenVino:
 
 
 RUNTIME = OpenVino()
+RUNTIMES = (RUNTIME, OpenVinoGpu())
