@@ -22,7 +22,7 @@ BF16 = """
 REFUSED = """
   training = Constant <value = bool {1}> ()
   ratio = Constant <value = float {0.5}> ()
-  a = com.microsoft.GatedAdd (x, x)
+  a = com.microsoft.GatedAdd (x, x, x)
   b = com.microsoft.GeluGrad (a, x)
   y, mask = Dropout (b, ratio, training)
 """
