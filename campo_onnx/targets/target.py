@@ -11,6 +11,7 @@ from campo_onnx.hardware.datasheet import Assumption
 from campo_onnx.hardware.hardware import Hardware
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.api import Runtime, Support
+from campo_onnx.runtime.overhead import CpuKernels
 from campo_onnx.runtime.registry import AUTO, runtime_called, runtimes_for
 
 if TYPE_CHECKING:
@@ -94,6 +95,16 @@ class Target:
         added = self.runtime.overhead(self.hardware.processor)
         own = {"launch_us": added.launch_us, "host_us": added.host_us}
         return own | dict(datasheet.assumptions(self.name))
+
+    @property
+    def cpu_kernels(self) -> CpuKernels:
+        """Figures of the runtime's kernels on this CPU.
+
+        A CPU without figures of its own has those of any CPU, a runtime without has the default runtime's.
+        """
+        overheads = (runtime.overhead("cpu") for runtime in (self.runtime, runtime_called(AUTO)))
+        tables = next(overhead.kernels for overhead in overheads if overhead.kernels)
+        return tables.get(self.name, tables["cpu"])
 
     @property
     def can_capture(self) -> bool:

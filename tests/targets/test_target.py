@@ -1,16 +1,22 @@
 """What hardware and a runtime make together."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
+from onnx import parser
 
 from campo_onnx.costs.choose import this_machine
 from campo_onnx.errors import DeviceUnavailableError, ProfileError, UsageError
-from campo_onnx.hardware.datasheet import devices
+from campo_onnx.hardware.datasheet import device, devices
+from campo_onnx.ir.importer import import_model
+from campo_onnx.lowering.convolutions.passes import convolutions
+from campo_onnx.lowering.place import Place
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import FLOAT, make_signature
 from campo_onnx.runtime.api import Support
+from campo_onnx.runtime.onnxruntime.runtime import OnnxRuntime
+from campo_onnx.runtime.overhead import Overhead
 from campo_onnx.runtime.registry import processor_for, runtimes
 from campo_onnx.targets.target import Target, target
 
@@ -107,3 +113,29 @@ def test_steps_on_intels_gpus_are_planned_and_not_run() -> None:
         processor_for("intel_gpu")
     with pytest.raises(DeviceUnavailableError, match="predicted, not run"):
         this_machine(target("arc_b580"))
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned(OnnxRuntime):
+    """ONNX Runtime with other figures for a Zen 4."""
+
+    def overhead(self, processor: str, *, captured: bool = False) -> Overhead:
+        overhead = OnnxRuntime.overhead(self, processor, captured=captured)
+        slow = replace(overhead.kernels["cpu"], conv_gflop_per_s=1.0)
+        return replace(overhead, kernels={**overhead.kernels, "zen4": slow})
+
+
+def test_forms_are_chosen_by_the_figures_of_the_cpu() -> None:
+    graph = import_model(
+        parser.parse_model(
+            '<ir_version: 10, opset_import: ["": 20]> g (float[2,32,40,40] x, float[32,32,3,3] w) =>'
+            " (float[2,32,40,40] y) { y = Conv<pads = [1,1,1,1]>(x, w) }"
+        )
+    )
+    for name, operator in (("cpu", "Conv"), ("zen4", "Gemm")):
+        lowered = convolutions(graph, Place(target=Target.of(device(name), Tuned())))
+        assert {node.op_type for node in lowered.graph.node} & {"Conv", "Gemm", "MatMul"} == {operator}
+
+
+def test_a_runtime_without_figures_has_those_of_the_default() -> None:
+    assert target("zen4", "openvino").cpu_kernels == target("cpu").cpu_kernels == target("zen4").cpu_kernels

@@ -14,7 +14,6 @@ product of the whole batch has neither limit. The forms, of which :func:`cheapes
 """
 
 import math
-from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
@@ -36,30 +35,28 @@ from campo_onnx.lowering.convolutions.patches import (
     selected,
     selection,
 )
-from campo_onnx.targets.target import target
+from campo_onnx.targets.target import Target
 
 
 def forward(
-    g: Graph, x: Value, weight: Value, bias: Value | None, geometry: Geometry, result: tuple[int, ...]
-) -> Value:
+    g: Graph, x: Value, weight: Value, bias: Value | None, geometry: Geometry, result: tuple[int, ...],
+    target: Target,
+) -> Value:  # fmt: skip
     """Convolve an image into one of shape `result`."""
     forms = forward_forms(x.shape, weight.shape, geometry, result)
-    return _cheapest(g, forms, x, weight)(g, x, weight, bias)
+    return forms[cheapest(g, forms, (x, weight), target)](g, x, weight, bias)
 
 
 def transposed(
-    g: Graph, gradient: Value, weight: Value, bias: Value | None, geometry: Geometry, shape: tuple[int, ...]
-) -> Value:
+    g: Graph, gradient: Value, weight: Value, bias: Value | None, geometry: Geometry, shape: tuple[int, ...],
+    target: Target,
+) -> Value:  # fmt: skip
     """Give the gradient of what was convolved, of this shape; a transposed convolution is the same."""
     forms = transposed_forms(gradient.shape, weight.shape, geometry, shape)
-    result = _cheapest(g, forms, gradient, weight)(g, gradient, weight)
+    result = forms[cheapest(g, forms, (gradient, weight), target)](g, gradient, weight)
     if bias is None:
         return result
     return elementwise(g, "Add", result, reshape(g, bias, (1, bias.elements, *[1] * (len(shape) - 2))))
-
-
-def _cheapest(g: Graph, forms: Mapping[str, Form], image: Value, weight: Value) -> Form:
-    return forms[cheapest(g, forms, (image, weight), target("cpu"))]
 
 
 def forward_forms(

@@ -1,9 +1,4 @@
-"""Times of nodes in ONNX Runtime's CPU provider, for choosing among forms of one computation.
-
-Fitted to nodes of ResNet-18, MobileNetV3 and small variants of other networks, in ONNX Runtime 1.31.1 on two
-threads of an EPYC with AVX-512. What forms differ by are kernels that run on one thread whatever there is,
-and those that take a batch image by image; on other CPUs too.
-"""
+"""Times of nodes on a CPU, for choosing among forms of one computation, from figures of the target."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,90 +8,102 @@ from campo_onnx.ops.facts import moved_bytes, ports_of, work_of
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Operand, Shape, Signature
 from campo_onnx.ops.work import HOST_ONLY
+from campo_onnx.runtime.overhead import CpuKernels
+from campo_onnx.targets.target import Target
 
-_GEMM_FLOPS_PER_US = 190e3
-_CONV_FLOPS_PER_US = 165e3
-_BYTES_PER_US = 20e3
-_NODE_US = 3.0
-_ROW_US = 6e-3  # of beginning to copy another piece of memory
-_ELEMENT_US = 1e-3  # of moving elements one by one, on one thread
-_IMAGE_US = 10.0  # of dealing an image out to the threads
-_GROUP_US = 0.15
-_SUM_US = 0.03  # of beginning another row of sums
+_LINE = 16
+"""Elements of a cache line."""
 
 
-def node_us(signature: Signature) -> float:
+def node_us(signature: Signature, target: Target) -> float:
     """Estimate a node whose shapes are known."""
-    work = work_of(signature)
-    if work.kind in HOST_ONLY:
-        return 1.0
+    if work_of(signature).kind in HOST_ONLY:
+        return target.host_us
+    kernels = target.cpu_kernels
+    return kernels.node_us + _kernel_us(signature, kernels)
+
+
+def _kernel_us(signature: Signature, kernels: CpuKernels) -> float:
     attributes = signature.attributes
     inputs, result = [_shape(operand) for operand in signature.inputs], _shape(signature.outputs[0])
-    moved_us = moved_bytes(signature, ports_of(signature, Precision.FP16), None) / _BYTES_PER_US
+    moved_us = moved_bytes(signature, ports_of(signature, Precision.FP16), None) / _bytes_per_us(kernels)
     match signature.op.op_type:
         case "Conv":
-            return _NODE_US + _conv_us(inputs[1], result, attributes)
+            return _conv_us(inputs[1], result, attributes, kernels)
         case "ConvTranspose":
-            return _NODE_US + _conv_transpose_us(inputs[0], inputs[1], attributes)
+            return _conv_transpose_us(inputs[0], inputs[1], attributes, kernels)
         case "Transpose":
-            return _NODE_US + _transpose_us(result, attributes["perm"])
+            return _transpose_us(result, attributes["perm"], kernels)
         case "Gather":
             row = math.prod(inputs[0][attributes.get("axis", 0) + 1 :])
-            return _NODE_US + _copied_us(result, row) / 2  # on all threads
+            return _copied_us(result, row, kernels) / 2  # on all threads
         case "Slice" if len(inputs) > 4:
-            return _NODE_US + _copied_us(result, 1)
+            return _copied_us(result, 1, kernels)
         case "Pad" | "Slice" | "Concat":
-            return _NODE_US + _copied_us(result, result[-1])
+            return _copied_us(result, result[-1], kernels)
         case "ReduceSum":
-            return _NODE_US + moved_us + math.prod(result[:-1]) * _SUM_US
-    products = sum(gemm.flops * (1 + 6 / gemm.n) / _GEMM_FLOPS_PER_US for gemm in work.gemms)
-    return _NODE_US + (products or moved_us)
+            return moved_us + math.prod(result[:-1]) * kernels.sum_us
+    rate, columns = kernels.gemm_gflop_per_s * 1e3, kernels.gemm_columns
+    products_us = sum(gemm.flops * (1 + columns / gemm.n) / rate for gemm in work_of(signature).gemms)
+    return products_us or moved_us
+
+
+def _bytes_per_us(kernels: CpuKernels) -> float:
+    return kernels.memory_gb_per_s * 1e3
 
 
 def _shape(operand: Operand | None) -> Shape:
     return (operand.shape if operand is not None else None) or ()
 
 
-def _copied_us(result: Shape, width: int) -> float:
+def _copied_us(result: Shape, width: int, kernels: CpuKernels) -> float:
     """Copy rows of so many elements."""
     elements = math.prod(result)
-    return elements / max(1, width) * _ROW_US + elements * 8 / _BYTES_PER_US
+    return elements / max(1, width) * kernels.row_us + elements * 8 / _bytes_per_us(kernels)
 
 
-def _transpose_us(result: Shape, perm: Sequence[int]) -> float:
+def _transpose_us(result: Shape, perm: Sequence[int], kernels: CpuKernels) -> float:
     unmoved = 1
     for axis in reversed(range(len(perm))):
         if perm[axis] != axis:
             break
         unmoved *= result[axis]
     if unmoved > 1:
-        return _copied_us(result, unmoved)
-    return math.prod(result) * _ELEMENT_US * (1.0 if result[-1] < 16 else 0.4)
+        return _copied_us(result, unmoved, kernels)
+    element_us = kernels.element_us if result[-1] < _LINE else kernels.long_row_element_us
+    return math.prod(result) * element_us
 
 
-def _conv_us(kernel: Shape, result: Shape, attributes: Mapping[str, Any]) -> float:
+def _conv_us(kernel: Shape, result: Shape, attributes: Mapping[str, Any], kernels: CpuKernels) -> float:
     groups: int = attributes.get("group", 1)
     batch, filters, *sizes = result
     positions, seen = math.prod(sizes), math.prod(kernel[1:])
     gathered = batch * groups * seen * positions
+    flops = 2.0 * batch * seen * (positions + kernels.conv_positions)
+    filter_us = flops / (kernels.conv_gflop_per_s * 1e3)
     if groups > 1:
-        products = 2.0 * batch * filters * seen * (positions + 6) / _CONV_FLOPS_PER_US
-        return products + gathered * 0.25e-3 + batch * groups * _GROUP_US
-    products = 2.0 * batch * (filters + 4) * seen * (positions + 6) / _CONV_FLOPS_PER_US
+        images_us = batch * groups * kernels.group_us
+        return filters * filter_us + gathered * kernels.group_patch_us + images_us
+    products_us = (filters + kernels.conv_filters) * filter_us
     if math.prod(kernel[2:]) == 1 and max(attributes.get("strides", [1])) == 1:
-        return products + batch * _IMAGE_US / 10
+        return products_us + batch * kernels.pointwise_image_us
     if filters <= positions:
-        return products + batch * _IMAGE_US / 2
-    # The patches of small images are made on one thread.
-    return products + gathered * _ELEMENT_US + batch * _IMAGE_US
+        return products_us + batch * kernels.image_us
+    return products_us + gathered * kernels.element_us + batch * kernels.small_image_us
 
 
-def _conv_transpose_us(image: Shape, kernel: Shape, attributes: Mapping[str, Any]) -> float:
+def _conv_transpose_us(
+    image: Shape, kernel: Shape, attributes: Mapping[str, Any], kernels: CpuKernels
+) -> float:
     groups: int = attributes.get("group", 1)
     batch, filters, *sizes = image
     positions, written = math.prod(sizes), math.prod(kernel[1:])
-    added = batch * groups * written * positions  # on one thread
-    products = 2.0 * batch * filters * written * (positions + 14) / _CONV_FLOPS_PER_US
+    added = batch * groups * written * positions
+    flops = 2.0 * batch * filters * written * (positions + kernels.transposed_positions)
+    products_us = flops / (kernels.conv_gflop_per_s * 1e3)
     if groups > 1:
-        return products + added * 0.4e-3 + batch * groups * 0.2
-    return products + added * 1e-4 + added / sizes[-1] * 3e-3 + batch * 8.0
+        groups_us = batch * groups * kernels.transposed_group_us
+        return products_us + added * kernels.transposed_group_sum_us + groups_us
+    rows_us = added / sizes[-1] * kernels.transposed_row_us
+    sums_us = added * kernels.transposed_sum_us
+    return products_us + sums_us + rows_us + batch * kernels.transposed_image_us

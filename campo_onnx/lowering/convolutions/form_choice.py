@@ -69,7 +69,7 @@ def _price(g: Graph, form: Form, values: Sequence[Value], device: Target) -> Pri
 
 def _time(signature: Signature, device: Target) -> float:
     if not device.hardware.is_gpu:
-        return node_us(signature)
+        return node_us(signature, device)
     # The step is planned behind this, so what a form takes in FP16 counts as much.
     return sum(_time_in(signature, device, precision) for precision in (Precision.FP32, Precision.FP16))
 

@@ -53,7 +53,7 @@ def convolutions(imported: Imported, place: Place) -> onnx.ModelProto:
     device = place.target
     rules: dict[str, Rule] = {"Conv": partial(_convolution, device)}
     if not device.hardware.is_gpu:
-        rules["ConvTranspose"] = _transposed
+        rules["ConvTranspose"] = partial(_transposed, device)
     return rebuilt(imported, rules, place)
 
 
@@ -66,10 +66,12 @@ def _convolution(device: Target, g: Graph, node: Node) -> Value | None:
     geometry = _geometry(node.attributes, weight.rank - 2)
     if geometry is None or device.hardware.is_gpu:
         return None
-    return conv_on_cpu.forward(g, x, weight, bias[0] if bias else None, geometry, node.outputs[0].shape)
+    return conv_on_cpu.forward(
+        g, x, weight, bias[0] if bias else None, geometry, node.outputs[0].shape, device
+    )
 
 
-def _transposed(g: Graph, node: Node) -> Value | None:
+def _transposed(device: Target, g: Graph, node: Node) -> Value | None:
     gradient, weight, *bias = node.inputs
     if gradient is None or weight is None or gradient.dtype != TensorProto.FLOAT:
         return None
@@ -77,7 +79,7 @@ def _transposed(g: Graph, node: Node) -> Value | None:
     if geometry is None or "output_shape" in node.attributes:
         return None
     shape = node.outputs[0].shape
-    return conv_on_cpu.transposed(g, gradient, weight, bias[0] if bias else None, geometry, shape)
+    return conv_on_cpu.transposed(g, gradient, weight, bias[0] if bias else None, geometry, shape, device)
 
 
 def _geometry(attributes: Mapping[str, Any], count: int) -> Geometry | None:
