@@ -21,7 +21,7 @@ from campo_onnx.ir.shapes import infer
 from campo_onnx.ir.sort import fresh, name_nodes, outer_reads, sort_nodes
 from campo_onnx.lowering.place import Place
 from campo_onnx.lowering.raise_opset import lower_opset
-from campo_onnx.ops.key import OpKey, short_domain
+from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import is_low_dtype
 from campo_onnx.ops.registry import RANDOM
 from campo_onnx.runtime.chunked_run import run
@@ -290,9 +290,7 @@ def seeded(model: ModelProto) -> ModelProto:
     copy = ModelProto()
     copy.CopyFrom(model)
     for node in copy.graph.node:
-        if OpKey(short_domain(node.domain), node.op_type) in RANDOM and all(
-            attribute.name != "seed" for attribute in node.attribute
-        ):
+        if OpKey.of(node) in RANDOM and all(attribute.name != "seed" for attribute in node.attribute):
             seed = zlib.crc32(node.name.encode()) >> 8  # a float holds integers up to 2^24
             kind = int if "Dropout" in node.op_type else float
             node.attribute.append(onnx.helper.make_attribute("seed", kind(seed)))

@@ -42,15 +42,15 @@ class OpKey(NamedTuple):
     domain: str
     op_type: str
 
+    @classmethod
+    def of(cls, node: "NodeProto") -> "OpKey":
+        """The operator of a node in a file."""
+        return cls(short_domain(node.domain), node.op_type)
+
     @property
     def label(self) -> str:
         """The name as users write it: the domain is left out for standard ops."""
         return f"{self.domain}:{self.op_type}" if self.domain else self.op_type
-
-    @classmethod
-    def of(cls, node: "NodeProto") -> "OpKey":
-        """The operator of a node as it lies in a model."""
-        return cls(node.domain, node.op_type)
 
     @classmethod
     def parse(cls, label: str) -> "OpKey":

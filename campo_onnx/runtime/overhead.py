@@ -17,6 +17,7 @@ class CpuKernels:
     image. ``overhead.toml`` says what each figure is of.
     """
 
+    view_us: float
     node_us: float
     gemm_gflop_per_s: float
     gemm_columns: float

@@ -17,9 +17,9 @@ _LINE = 16
 
 def node_us(signature: Signature, target: Target) -> float:
     """Estimate a node whose shapes are known."""
-    if work_of(signature).kind in HOST_ONLY:
-        return target.host_us
     kernels = target.cpu_kernels
+    if work_of(signature).kind in HOST_ONLY:
+        return kernels.view_us
     return kernels.node_us + _kernel_us(signature, kernels)
 
 

@@ -21,12 +21,17 @@ class Trait(Enum):
     SUM = "adds up values, along axes or in windows"
     SUM_OF_SQUARES = "adds up squares"
     ADDS = "adds or subtracts two values or a few, element by element"
+    SCALES = "multiplies or divides two values, element by element"
     CONTRACTION = "multiplies matrices"
     SIGN = "changes the sign at most"
     SAME_SIZE = "gives values as large as those it reads, or sums of a few"
     NO_LARGER = "gives at most the sum of what it reads"
     NORMALIZES = "gives values of mean square 1"
     EXACT = "tells close values apart, so that rounding what it reads gives another result"
+    EXTREME = "gives the largest or the smallest of what it reads"
+    PART = "gives some of the elements of its first input, which others of its inputs or attributes choose"
+    ROUNDS = "gives whole numbers"
+    SHARES = "gives shares of a whole"
     NEAR_ZERO = "gives exponentials or shares, which come close to zero"
 
 
@@ -44,6 +49,7 @@ _BY_TRAIT: tuple[tuple[Trait, str], ...] = (
     ),
     (Trait.SUM_OF_SQUARES, "ReduceSumSquare ReduceL2"),
     (Trait.ADDS, "Add Sub Sum"),
+    (Trait.SCALES, "Div Mul"),
     (Trait.CONTRACTION, "Einsum Gemm MatMul com.microsoft:FusedMatMul"),
     (Trait.SIGN, "Abs Neg"),
     (
@@ -62,6 +68,10 @@ _BY_TRAIT: tuple[tuple[Trait, str], ...] = (
         """ArgMax ArgMin Ceil Cos CumSum Equal Floor Greater GreaterOrEqual Less LessOrEqual Mod OneHot Range
         Round Sin Tan TopK""",
     ),
+    (Trait.EXTREME, "Max Min ReduceMax ReduceMin"),
+    (Trait.PART, "Gather Slice Split"),
+    (Trait.ROUNDS, "Ceil Floor Round"),
+    (Trait.SHARES, "Softmax com.microsoft:BiasSoftmax"),
     (Trait.NEAR_ZERO, "Celu Elu Erf Exp Sigmoid Softmax Softplus Tanh com.microsoft:BiasSoftmax"),
 )
 

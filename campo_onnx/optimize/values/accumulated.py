@@ -12,6 +12,7 @@ from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.sum_ops import (
     CONTRACTIONS,
     MOVES,
+    SHARES,
     adds_up,
     contracted_terms,
     is_mean,
@@ -30,7 +31,6 @@ _LONG_RUN = 256.0
 
 _KEEPING = having(Trait.MOVES, Trait.SIGN, Trait.SAME_SIZE, Trait.NO_LARGER) - op_keys("Log")
 _AS_LARGE = MOVES | op_keys("Add Sub Neg")
-_SHARES = op_keys("Softmax com.microsoft:BiasSoftmax")
 _SELECTS = op_keys("Mul Where")
 _MOST = 1e30
 
@@ -139,7 +139,7 @@ class _Terms:
 
     def _is_share(self, tensor: str) -> bool:
         producer = self._view.producer.get(self._view.origin(tensor, MOVES))
-        return producer is not None and producer.op in _SHARES
+        return producer is not None and producer.op in SHARES
 
     def _is_signed(self, tensor: str) -> bool:
         """Whether no element is negative, or none positive, up to factors that are masks or weights."""

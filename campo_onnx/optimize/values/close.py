@@ -16,6 +16,7 @@ from campo_onnx.optimize.values.positions import raw_inputs
 from campo_onnx.optimize.values.sum_ops import (
     MOVES,
     MOVES_AND_SIGNS,
+    PARTS,
     SUMS_OF_FEW,
     SUMS_OF_SQUARES,
     adds_up,
@@ -28,7 +29,7 @@ _OF_STATISTICS = MOVES_AND_SIGNS | op_keys(
     Split Sqrt Sub Sum"""
 )
 _BENDS = op_keys("ArgMax ArgMin")
-_KEEPING_SIGNS = MOVES | SUMS_OF_FEW - op_keys("Sub") | op_keys("Gather Max Min Slice Split")
+_KEEPING_SIGNS = MOVES | SUMS_OF_FEW - op_keys("Sub") | PARTS | op_keys("Max Min")
 _BOTH = frozenset({-1, 1})
 _INTEGERS = frozenset(
     {TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64, TensorProto.UINT8}

@@ -8,6 +8,7 @@ from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.sum_ops import (
     CONTRACTIONS,
     MOVES,
+    SCALES,
     SUMS_OF_FEW,
     adds_up,
     squared,
@@ -15,7 +16,7 @@ from campo_onnx.optimize.values.sum_ops import (
 )
 from campo_onnx.optimize.values.walk import Labels
 
-_SCALES = MOVES | op_keys("Div Mul Neg")
+_SCALES = MOVES | SCALES | op_keys("Neg")
 _POWERS = op_keys("Mul Pow")
 
 

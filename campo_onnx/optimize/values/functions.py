@@ -6,17 +6,23 @@ from onnx import TensorProto
 
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.ops.key import op_keys
-from campo_onnx.ops.registry import current
+from campo_onnx.ops.registry import current, having
 from campo_onnx.ops.spec import Family
-from campo_onnx.optimize.values.sum_ops import MOVES, SUMS_OF_FEW, summed_input
+from campo_onnx.ops.values.traits import Trait
+from campo_onnx.optimize.values.sum_ops import (
+    MOVES,
+    MOVES_AND_SIGNS,
+    PARTS,
+    SCALES,
+    SUMS_OF_FEW,
+    summed_input,
+)
 
-_KEEPING_BITS = MOVES | op_keys("Abs Clip LeakyRelu Max Min Neg ReduceMax ReduceMin Relu Sign Where")
-_LINEAR = _KEEPING_BITS | op_keys("Add Mul Sub Sum")
-_FACTORS = op_keys("Div Mul")
-_SCALES = MOVES | _FACTORS | op_keys("Neg")
+_KEEPING_BITS = MOVES_AND_SIGNS | having(Trait.EXTREME) | op_keys("Clip LeakyRelu Relu Sign Where")
+_LINEAR = _KEEPING_BITS | SUMS_OF_FEW | op_keys("Mul")
+_SCALES = MOVES | SCALES | op_keys("Neg")
 _EXTREMES = op_keys("ReduceLogSumExp ReduceMax ReduceMin")
-_STEPS = op_keys("Ceil Floor Round")
-_PARTS = op_keys("Gather Slice Split")
+_STEPS = having(Trait.ROUNDS)
 _MOST_SOURCES = 6
 
 
@@ -68,7 +74,7 @@ class Functions:
             return False
         if is_sum or self._summed.issuperset(varying):
             self._summed.update(outputs)
-        elif not self._summed.isdisjoint(varying) and node.op not in _FACTORS:
+        elif not self._summed.isdisjoint(varying) and node.op not in SCALES:
             return False  # a mean is no projection
         sources = [self._sources.get(t, frozenset({t})) for t in varying]
         every = frozenset[str]().union(*sources)
@@ -121,7 +127,7 @@ class Functions:
 
     def _follow_parts(self, node: OpNode, varying: Sequence[str], outputs: Sequence[str]) -> None:
         view, parts = self._view, self._parts
-        if node.op in _PARTS:
+        if node.op in PARTS:
             whole = self._computed_as(view.origin(varying[0], MOVES))
             place = " ".join(str(view.values[t].tolist()) for t in node.inputs[1:] if t in view.values)
             parts.update((t, (whole, f"{place} {i}")) for i, t in enumerate(outputs))

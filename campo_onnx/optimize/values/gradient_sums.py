@@ -1,19 +1,18 @@
 """Sums of gradients that FP16 gets wrong: without a loss scale, and with a large one."""
 
 from campo_onnx.ir.view import GraphView, TensorKind
-from campo_onnx.ops.key import op_keys
 from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.sum_ops import (
     MOVES,
     MOVES_AND_SIGNS,
     NORMALIZED,
+    SCALES,
     SUMS,
     is_mean,
     leading_to_sums,
     terms_of,
 )
 
-_SCALES = op_keys("Div Mul")
 _TERMS_OF_A_BATCH = 1 << 16
 
 
@@ -84,7 +83,7 @@ def _may_be_small(tensor: str, values: GraphValues) -> bool:
     producer = view.producer.get(view.origin(tensor, MOVES))
     if producer is None:
         return False
-    if producer.op in _SCALES:  # (x - mean) * (1 / deviation)
+    if producer.op in SCALES:  # (x - mean) * (1 / deviation)
         return not any(values.range(t).is_guard for t in producer.inputs)
     if producer.op.label == "Sub":  # x - mean
         return not _comes_from_mean(producer.inputs[1], view)
@@ -95,7 +94,7 @@ def _comes_from_mean(tensor: str, view: GraphView) -> bool:
     producer = view.producer.get(view.origin(tensor, MOVES))
     if producer is None:
         return False
-    if producer.op in _SCALES:  # a sum over many, divided by their number
+    if producer.op in SCALES:  # a sum over many, divided by their number
         total = view.producer.get(view.origin(producer.inputs[0], MOVES))
         return total is not None and total.op in SUMS
     return producer.op.label == "ReduceMean" or producer.op in NORMALIZED

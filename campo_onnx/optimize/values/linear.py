@@ -3,11 +3,9 @@
 from collections.abc import Mapping
 
 from campo_onnx.ir.view import GraphView, OpNode
-from campo_onnx.ops.key import op_keys
-from campo_onnx.optimize.values.sum_ops import MOVES, SUMS, SUMS_OF_FEW, summed_input
+from campo_onnx.optimize.values.sum_ops import MOVES, PARTS, SCALES, SUMS, SUMS_OF_FEW, summed_input
 
-_PARTS = MOVES | op_keys("Gather Slice Split")
-_SCALES = op_keys("Div Mul")
+_PARTS = MOVES | PARTS
 _MOST_TERMS = 8
 _CANCELS = 0.1
 """The share of a term that is left where most of it cancels: its rounding grows ten times beside the rest."""
@@ -38,7 +36,7 @@ class LinearForms:
             return self._add_sum(node)
         elif node.op.label == "Neg":
             self._scale(node, node.inputs[0], -1.0)
-        elif node.op in _SCALES:
+        elif node.op in SCALES:
             factors = [view.scalar(t) for t in node.inputs]
             if factors[1]:
                 self._scale(node, node.inputs[0], 1.0 / factors[1] if node.op.label == "Div" else factors[1])

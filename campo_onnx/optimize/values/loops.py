@@ -9,7 +9,7 @@ from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 
 from campo_onnx.ir.sort import bodies, outer_reads
 from campo_onnx.ir.view import GraphView
-from campo_onnx.ops.key import CONSTANT, OpKey
+from campo_onnx.ops.key import CONSTANT, OpKey, op_keys
 from campo_onnx.ops.registry import having
 from campo_onnx.ops.values.traits import Trait
 
@@ -19,9 +19,10 @@ _SMALL = having(Trait.AT_MOST_ONE)
 _KEEPING = having(Trait.MOVES, Trait.SIGN, Trait.SAME_SIZE, Trait.NO_LARGER)
 _FLOATS = frozenset({TensorProto.UNDEFINED, TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16})
 _IF, _LOOP, _SCAN = OpKey("", "If"), OpKey("", "Loop"), OpKey("", "Scan")
-_ADD, _SUB, _SUM = OpKey("", "Add"), OpKey("", "Sub"), OpKey("", "Sum")
 _DIV, _MUL = OpKey("", "Div"), OpKey("", "Mul")
-_LINEAR = _KEEPING | {_DIV, _MUL}
+_LINEAR = _KEEPING | having(Trait.SCALES)
+_ADDING = having(Trait.ADDS)
+_TWO_TERMS = op_keys("Add Sub")
 _MANY_TURNS = 4096.0
 _LARGEST_STEP = 1.0
 _FEW = 64
@@ -97,7 +98,7 @@ def _accumulating(node: NodeProto, constants: Mapping[str, TensorProto]) -> froz
             is_mean = growth.shrinks(inner, adds)
             adds.update(() if is_mean else inner.output)
             others = [t for t in inner.input if t and t not in adds]
-            if (OpKey.of(inner) in (_ADD, _SUB, _SUM) and others) or any(t in summed for t in reads):
+            if (OpKey.of(inner) in _ADDING and others) or any(t in summed for t in reads):
                 summed.update(() if is_mean else inner.output)
         summed.update(state for state, result in returned.items() if result in summed)
     return frozenset(o for o, result in zip(node.output, results, strict=False) if o and result in summed)
@@ -180,7 +181,7 @@ class _Growth:
     def _multiplies(self, node: NodeProto) -> bool:
         """Whether a node may return more than it reads of a state, turn after turn."""
         op = OpKey.of(node)
-        if op in (_ADD, _SUB):
+        if op in _TWO_TERMS:
             return any(self._largest(t) >= _LARGEST_STEP for t in node.input)
         if op == _MUL:
             others = [t for t in node.input if t not in self._depends or t in self._small]

@@ -7,13 +7,13 @@ from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.registry import current
 from campo_onnx.ops.spec import Ask
 from campo_onnx.optimize.values.graph_values import GraphValues
-from campo_onnx.optimize.values.sum_ops import MOVES, SUMS_OF_FEW
+from campo_onnx.optimize.values.sum_ops import MOVES, PARTS, SCALES, SHARES, SUMS_OF_FEW
 from campo_onnx.optimize.values.walk import Labels, leading_to
 
-_MOVES = MOVES | op_keys("Concat Gather Slice Split")
+_MOVES = MOVES | PARTS | op_keys("Concat")
 _CHOOSES = SUMS_OF_FEW | op_keys("Clip Max Min Where")
-_KEEPING = _MOVES | _CHOOSES | op_keys("Div Mul")
-_SOFTMAX = op_keys("Exp LogSoftmax ReduceMax Softmax com.microsoft:BiasSoftmax")
+_KEEPING = _MOVES | _CHOOSES | SCALES
+_SOFTMAX = SHARES | op_keys("Exp LogSoftmax ReduceMax")
 
 
 def unknown_masks(values: GraphValues) -> Mapping[str, str]:
@@ -63,7 +63,7 @@ def _stays(node: OpNode, origin: Mapping[str, str], view: GraphView) -> bool:
 
 def _shrinks(node: OpNode, origin: Mapping[str, str], view: GraphView) -> bool:
     """Whether a node multiplies by a constant of at most 1, which says nothing of what it multiplies."""
-    if node.op.label not in ("Mul", "Div"):
+    if node.op not in SCALES:
         return False
     factors = [view.scalar(t) for t in node.inputs if t not in origin]
     if len(factors) != 1 or factors[0] is None:

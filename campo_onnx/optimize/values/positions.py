@@ -12,13 +12,13 @@ from campo_onnx.ops.values.range import ValueRange, from_integers
 from campo_onnx.ops.values.rule import of_type
 from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.values.graph_values import GraphValues
-from campo_onnx.optimize.values.sum_ops import MOVES, SUMS_OF_FEW
+from campo_onnx.optimize.values.sum_ops import MOVES, SCALES, SHARES, SUMS_OF_FEW
 from campo_onnx.optimize.values.walk import leading_to
 
 _NEED_EXACT = having(Trait.EXACT)
 ANGLES = op_keys("Cos Sin Tan")
-_SCALES = MOVES | op_keys("Add Concat Div Gather Mul Neg Slice Split Sub Sum")
-_COUNTS_ON = MOVES | op_keys("Add CumSum Div Mul Sub")
+_SCALES = MOVES | having(Trait.ADDS, Trait.SCALES, Trait.PART) | op_keys("Concat Neg")
+_COUNTS_ON = MOVES | SCALES | op_keys("Add CumSum Sub")
 _KEEPING_OFFSETS = MOVES | op_keys("Add Concat Max Min Mul ReduceMax Slice Where")
 _FEW_LEVELS = 4.0
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
@@ -30,7 +30,7 @@ _VISIBLE = 0.03
 _COARSE = 0.5
 """Something of size 1 is lost where neighbouring values of the low precision are further apart than this."""
 
-_WEIGHS = op_keys("Exp Softmax com.microsoft:BiasSoftmax")
+_WEIGHS = SHARES | op_keys("Exp")
 _COARSE_EXPONENT, _VISIBLE_EXPONENT = 8.0, 2.0**-8
 """Largest sum with an exponent: from a magnitude of 8 on its rounding is more than 8 of the result's."""
 

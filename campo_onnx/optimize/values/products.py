@@ -4,14 +4,18 @@ from collections.abc import Iterable, Mapping
 
 from campo_onnx.ir.view import OpNode
 from campo_onnx.ops.key import op_keys
+from campo_onnx.ops.registry import having
+from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.values.graph_values import GraphValues
-from campo_onnx.optimize.values.sum_ops import MOVES_AND_SIGNS, is_root, squared
+from campo_onnx.optimize.values.sum_ops import MOVES_AND_SIGNS, SCALES, is_root, squared
 from campo_onnx.optimize.values.walk import Labels, carried, leading_to
 
-_CARRIERS = MOVES_AND_SIGNS | op_keys(
-    "Add Clip Concat Gather Max Min ReduceMax ReduceMean ReduceMin ReduceSum Relu Slice Split Sub Sum Where"
+_CARRIERS = (
+    MOVES_AND_SIGNS
+    | having(Trait.ADDS, Trait.EXTREME, Trait.PART)
+    | op_keys("Clip Concat ReduceMean ReduceSum Relu Where")
 )
-_SCALING = _CARRIERS | op_keys("Div Mul")
+_SCALING = _CARRIERS | SCALES
 _DIVISIONS = op_keys("Div Reciprocal")
 _TWO = 2.0
 _LOGARITHM = op_keys("Log")

@@ -10,6 +10,7 @@ from campo_onnx.optimize.values.sum_ops import (
     CONTRACTIONS,
     MOVES,
     ROOTS,
+    SCALES,
     SUMS,
     SUMS_OF_SQUARES,
     adds_up,
@@ -24,7 +25,6 @@ _LONG = 16
 """The norm of so many values, each below 2**14, may overflow."""
 
 _KEEPING_NORMS = MOVES | op_keys("Add Clip Max Sum")
-_SCALES = op_keys("Div Mul")
 
 
 def squares_summed(values: GraphValues) -> Mapping[str, str]:
@@ -91,10 +91,10 @@ class _Squares:
             self.nodes[node.name] = read
             # A product or quotient with something that varies is no square any more.
             others = (t for t in node.inputs if t not in self._squares)
-            if node.op not in _SCALES or all(map(self._view.is_constant, others)):
+            if node.op not in SCALES or all(map(self._view.is_constant, others)):
                 self._squares.update(outputs)
         # Divided by their number they are a mean, whose root is no larger than what was squared.
-        is_sum_still = read in self._long_sums and node.op.op_type not in ("Div", "Mul")
+        is_sum_still = read in self._long_sums and node.op not in SCALES
         if is_sum_still or self._is_long_sum(node):
             self._long_sums.update(outputs)
 

@@ -9,7 +9,7 @@ from campo_onnx.ops.key import OpKey, op_keys
 from campo_onnx.ops.registry import having
 from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.values.graph_values import GraphValues
-from campo_onnx.optimize.values.sum_ops import MOVES_AND_SIGNS
+from campo_onnx.optimize.values.sum_ops import MOVES_AND_SIGNS, SUMS_OF_FEW
 from campo_onnx.optimize.values.walk import Labels, leading_to
 
 _PROBABILITIES = having(Trait.NEAR_ZERO)
@@ -17,7 +17,7 @@ _CARRIERS = MOVES_AND_SIGNS | op_keys(
     """Add Clip Concat Div Gather GatherElements GatherND Max Min Mul ReduceMax ReduceMin ReduceProd Slice
     Split Sqrt Sub Sum Where"""
 )
-_SPREADING = MOVES_AND_SIGNS | op_keys("Add Concat Mul ReduceSum Slice Sub Sum")
+_SPREADING = MOVES_AND_SIGNS | SUMS_OF_FEW | op_keys("Concat Mul ReduceSum Slice")
 _GROWING = MOVES_AND_SIGNS | op_keys("Add Mul")
 _LOGARITHM = op_keys("Log")
 _SUMS = op_keys("ReduceMean ReduceSum")

@@ -2,13 +2,15 @@
 
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.ops.key import op_keys
-from campo_onnx.ops.registry import moving
+from campo_onnx.ops.registry import having, moving
 from campo_onnx.ops.spec import Movement
+from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.lists.op_class import OpClass
 from campo_onnx.optimize.lists.patterns.findings import Finding, Findings
 
 _SUMS = op_keys("ReduceSum com.microsoft:ReduceSumTraining")
 _ACCUMULATORS = op_keys("com.microsoft:InPlaceAccumulator com.microsoft:InPlaceAccumulatorV2")
+_SCALES = having(Trait.SCALES)
 _ONE_TO_ONE = moving(Movement.VIEW, Movement.REORDER)
 
 
@@ -59,7 +61,7 @@ def _only_leaves(tensor: str, view: GraphView, update: frozenset[str]) -> bool:
 
 def _unscales(node: OpNode, position: int, view: GraphView) -> bool:
     """Whether a node divides a gradient by the loss scale: a scalar that is not a constant."""
-    if node.op.label not in ("Div", "Mul"):
+    if node.op not in _SCALES:
         return False
     other = node.inputs[1 - position]
     if view.is_constant(other) or view.tensors[other].elements != 1:

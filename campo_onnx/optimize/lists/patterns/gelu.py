@@ -3,8 +3,12 @@
 import numpy as np
 
 from campo_onnx.ir.view import GraphView, OpNode
+from campo_onnx.ops.registry import having
+from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.lists.op_class import OpClass
 from campo_onnx.optimize.lists.patterns.findings import Finding, Findings
+
+_SCALES = having(Trait.SCALES)
 
 
 def gelu(view: GraphView, update: frozenset[str]) -> Findings:
@@ -59,7 +63,7 @@ def _is_at_most_one(tensor: str, view: GraphView) -> bool:
 
 def _scaled(node: OpNode, view: GraphView) -> tuple[str, bool] | None:
     """Return what a node multiplies or divides by a constant, and whether that is negative."""
-    if node.op.label not in ("Mul", "Div"):
+    if node.op not in _SCALES:
         return None
     pairs = [node.inputs] if node.op.op_type == "Div" else [node.inputs, node.inputs[::-1]]
     for tensor, scale in pairs:

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 
 from campo_onnx.ir.view import GraphView, OpNode, Use
-from campo_onnx.ops.key import op_keys
-from campo_onnx.ops.registry import moving, spec
+from campo_onnx.ops.registry import having, moving, spec
 from campo_onnx.ops.spec import Movement
+from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.lists.op_class import OpClass
 from campo_onnx.optimize.lists.patterns.findings import Finding, Findings
 
-_SOFTMAX = op_keys("Softmax com.microsoft:BiasSoftmax")
+_SOFTMAX = having(Trait.SHARES)
 _VIEWS = moving(Movement.VIEW)
 _KEEPS_ALL = moving(Movement.VIEW, Movement.REPEAT)
 
