@@ -89,8 +89,8 @@ def from_plain(plain: Any, kind: type[T]) -> T:
     Traceback (most recent call last):
     campo_onnx.codec.DecodeError: [1]: expected `int`, got `str`
     """
-    known: inspect.Type = _known(kind)  # type: ignore[arg-type]  # a class is hashable
-    _refuse_unknown(plain, known, "")
+    expected: inspect.Type = _known(kind)  # type: ignore[arg-type]  # a class is hashable
+    _refuse_unknown(plain, expected, "")
     try:
         return msgspec.convert(plain, kind, dec_hook=_read)
     except msgspec.ValidationError as error:
@@ -188,19 +188,19 @@ def _known(kind: Any) -> inspect.Type:
     return inspect.type_info(kind)
 
 
-def _refuse_unknown(plain: Any, known: inspect.Type, path: str) -> None:
+def _refuse_unknown(plain: Any, expected: inspect.Type, path: str) -> None:
     """Refuse fields that no dataclass has: msgspec passes over them.
 
     Values of the wrong type are left to msgspec, which names them.
     """
-    if isinstance(known, inspect.UnionType):
+    if isinstance(expected, inspect.UnionType):
         # A union holds at most one type that is written as an object, else msgspec refuses it.
-        for one in known.types:
+        for one in expected.types:
             _refuse_unknown(plain, one, path)
     elif isinstance(plain, Mapping):
-        _refuse_unknown_keys(plain, known, path)
+        _refuse_unknown_keys(plain, expected, path)
     elif isinstance(plain, list | tuple):
-        match known:
+        match expected:
             case inspect.TupleType(item_types=items):
                 kinds = items
             case inspect.VarTupleType(item_type=item) | inspect.ListType(item_type=item):
@@ -211,8 +211,8 @@ def _refuse_unknown(plain: Any, known: inspect.Type, path: str) -> None:
             _refuse_unknown(value, one, f"{path}[{index}]")
 
 
-def _refuse_unknown_keys(plain: Mapping[Any, Any], known: inspect.Type, path: str) -> None:
-    match known:
+def _refuse_unknown_keys(plain: Mapping[Any, Any], expected: inspect.Type, path: str) -> None:
+    match expected:
         case inspect.DictType(value_type=value_type):
             for key, value in plain.items():
                 _refuse_unknown(value, value_type, f"{path}[{key!r}]")

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import ClassVar
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, candidates: Iterable[str]) -> str:
     """Return a remedy for an unknown word: the closest known one, and all of them.
 
     Examples
@@ -19,7 +19,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     >>> did_you_mean("toaster", ["v100", "h200"])
     'Known: v100, h200.'
     """
-    words = [str(one) for one in known]
+    words = [str(one) for one in candidates]
     near = get_close_matches(word.lower(), words, n=1)
     guess = f"Did you mean {near[0]!r}? " if near else ""
     return f"{guess}Known: {', '.join(words)}."

@@ -65,6 +65,32 @@ def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
     assert RELATIVE.search('    """What one training step did."""')
 
 
+PARTICIPLES = {"found", "given", "known", "made", "kept", "asked"}
+OPEN = {"export", "integrations", "cli"}  # rooms where some are left
+
+
+def bound(tree: ast.AST) -> set[str]:
+    """Variables and parameters of functions."""
+    stored = (n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+    functions = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.Lambda))
+    parameters = (n.arg for f in functions for n in ast.walk(f.args) if isinstance(n, ast.arg))
+    return {*stored, *parameters}
+
+
+def participles(path: Path) -> set[str]:
+    """Participles that a file calls variables by; fields of its classes are no variables."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    return PARTICIPLES.intersection(name for function in functions for name in bound(function))
+
+
+def test_variables_are_nouns(tmp_path: Path) -> None:
+    rooms = [path for path in SOURCES if OPEN.isdisjoint(path.relative_to(ROOT).parts[:2])]
+    assert not [f"{path.relative_to(ROOT)}: {name}" for path in rooms for name in participles(path)]
+    (tmp_path / "a.py").write_text("def f(known, *, b=[made for made in ()]):\n    kept = 1")
+    assert participles(tmp_path / "a.py") == {"known", "made", "kept"}
+
+
 def test_documents_and_help() -> None:
     assert not dialect_at({page: page.read_text(encoding="utf-8") for page in PAGES})
 

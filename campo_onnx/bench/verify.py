@@ -224,5 +224,5 @@ def _key(plan: Plan) -> tuple[object, ...]:
     return plan.low_nodes, plan.pads
 
 
-def _mixed(given: Imported, plan: Plan, dims: Mapping[str, int] | None) -> Imported:
-    return replace(import_model(rewrite(given, plan), dims), folder=given.folder)
+def _mixed(imported: Imported, plan: Plan, dims: Mapping[str, int] | None) -> Imported:
+    return replace(import_model(rewrite(imported, plan), dims), folder=imported.folder)

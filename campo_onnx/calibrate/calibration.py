@@ -157,9 +157,9 @@ class Calibration:
         return FORMAT.decode(text, title)
 
 
-def _check_events(models: Sequence[OpModel | TimeModel], known: Sequence[str]) -> None:
+def _check_events(models: Sequence[OpModel | TimeModel], names: Sequence[str]) -> None:
     for name in (name for model in models for name in model.features):
-        if name not in known:
+        if name not in names:
             raise ValueError(f"unknown event {name!r}")
 
 

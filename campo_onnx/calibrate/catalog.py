@@ -89,11 +89,11 @@ def found_calibrations(
         yield Found(calibration=calibration, origin=Origin.SHIPPED, file=str(file), refusal=refusal)
 
 
-def _other_cores(made: Machine) -> str:
+def _other_cores(machine: Machine) -> str:
     """Why a shipped calibration of a CPU does not hold here: its times are those of so many cores."""
-    if made.is_gpu or made.threads == cores():
+    if machine.is_gpu or machine.threads == cores():
         return ""
-    return f"the number of threads was {made.threads} when it was made, and is {cores()} here"
+    return f"the number of threads was {machine.threads} when it was made, and is {cores()} here"
 
 
 def _misfit(calibration: Calibration, device: str) -> str:

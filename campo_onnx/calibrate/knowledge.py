@@ -39,7 +39,7 @@ class Knowledge:
             "assumptions": [
                 {"name": name, **to_plain(assumed)} for name, assumed in self.target.assumptions.items()
             ],
-            "calibrations": [_calibration_facts(found) for found in self.calibrations],
+            "calibrations": [_calibration_facts(filed) for filed in self.calibrations],
             "timings": self.timings,
             "problems": list(self.problems),
         }
@@ -78,13 +78,13 @@ def _calibrations(hardware: Hardware) -> tuple[tuple[Found, ...], tuple[str, ...
     return tuple(calibrations), tuple(problems)
 
 
-def _calibration_facts(found: Found) -> dict[str, Any]:
-    calibration = found.calibration
+def _calibration_facts(filed: Found) -> dict[str, Any]:
+    calibration = filed.calibration
     return {
         "precision": calibration.precision.value,
-        "origin": found.origin.value,
-        "file": found.file,
-        "refusal": found.refusal,
+        "origin": filed.origin.value,
+        "file": filed.file,
+        "refusal": filed.refusal,
         "model_accuracy": calibration.score,
         "operators": calibration.operators,
         "measured_at": calibration.measured_at,

@@ -335,16 +335,16 @@ def _fit(
     return tuple(entries), general.model, general_time
 
 
-def _fit_counted(fitted: Sequence[_Pair], kept: Sequence[_Pair]) -> tuple[OpModel | None, float | None]:
+def _fit_counted(fitted: Sequence[_Pair], held_out: Sequence[_Pair]) -> tuple[OpModel | None, float | None]:
     """Fit with hardware counters beside the derived events, and M_A of it; where all shapes have them."""
-    shared = set.intersection(*(set(pair.counters) for pair in (*fitted, *kept)))
+    shared = set.intersection(*(set(pair.counters) for pair in (*fitted, *held_out)))
 
     def samples(pairs: Sequence[_Pair]) -> list[Sample]:
         extra = [{name: pair.counters[name] for name in sorted(shared)} for pair in pairs]
         return [replace(p.sample, events={**p.sample.events, **e}) for p, e in zip(pairs, extra, strict=True)]
 
     best = fit_best(samples(fitted)) if shared else None
-    return (best.model, accuracy(best.model, samples(kept))) if best is not None else (None, None)
+    return (best.model, accuracy(best.model, samples(held_out))) if best is not None else (None, None)
 
 
 def _fit_time(pairs: Sequence[_Pair], hardware: Hardware) -> TimeModel:

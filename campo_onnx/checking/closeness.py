@@ -107,7 +107,7 @@ def _but_for_choices(
     if context.policy.max_drift is not None:
         return finding
     low = context.changes.low
-    known = [
+    chosen = [
         {
             name: e
             for name, e in r.error_of_rounding(low).items()
@@ -117,7 +117,7 @@ def _but_for_choices(
     ]
     close = {}
     for name, error in worst.items():
-        own = min((errors[name] for errors in known if name in errors), default=0.0)
+        own = min((errors[name] for errors in chosen if name in errors), default=0.0)
         # An FP32 step that overflows on rounded inputs says nothing of how close one may come.
         allowed = min(_ROUNDING_AND_LAYERS * own, _MOST_BY_CHOICE) if np.isfinite(own) else 0.0
         if limit < error <= allowed:

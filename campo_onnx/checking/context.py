@@ -182,7 +182,7 @@ def _target_of(plan: Plan | None, mixed: Imported) -> Target:
 
 def _as_it_runs(target: Target, plan: Plan | None, mixed: Imported) -> Target:
     """The target, running the step as it was planned to run: the baseline says it, else the mixed file."""
-    origin = next((known for known in (plan, mixed.stamp) if known is not None), None)
+    origin = next((source for source in (plan, mixed.stamp) if source is not None), None)
     is_captured = origin is not None and origin.captured and target.can_capture
     return target.captured if is_captured else target
 

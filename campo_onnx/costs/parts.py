@@ -49,7 +49,7 @@ def parts_of(view: GraphView) -> Mapping[str, Part]:
     return MappingProxyType(parts)
 
 
-def _part(node: OpNode, view: GraphView, channels_last: set[str], found: Mapping[str, Part]) -> Part:
+def _part(node: OpNode, view: GraphView, channels_last: set[str], part_of: Mapping[str, Part]) -> Part:
     if node.op == CAST:
         return Part.CASTS
     kind = work_of(view.signature(node.name)).kind
@@ -61,7 +61,7 @@ def _part(node: OpNode, view: GraphView, channels_last: set[str], found: Mapping
         part = Part.ELEMENTWISE
     if part is Part.ELEMENTWISE:
         producers = (view.producer[tensor].name for tensor in node.inputs if tensor in view.producer)
-        if any(found.get(name) in (Part.ELEMENTWISE, Part.FUSED) for name in producers):
+        if any(part_of.get(name) in (Part.ELEMENTWISE, Part.FUSED) for name in producers):
             return Part.FUSED
     return part
 

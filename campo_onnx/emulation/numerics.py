@@ -89,10 +89,10 @@ class _Emulation:
         self._taken_tensors = set(dtypes)
         self._taken_nodes = {node.name for node in graph.node}
 
-    def add(self, given: NodeProto) -> None:
+    def add(self, source: NodeProto) -> None:
         """Write one node, in FP32 if it was low."""
         node = NodeProto()
-        node.CopyFrom(given)
+        node.CopyFrom(source)
         if node.name.startswith(_DROPPED_PREFIX):
             node.name = self._node_name(f"kept_{node.name}")
         if node.op_type in _NATIVE and not node.domain:
@@ -107,14 +107,14 @@ class _Emulation:
                 why="its FP32 copy has other bits",
                 remedy="Keep it out of low precision.",
             )
-        node.input[:] = [self._widen(t) if self._is_low(t) else t for t in given.input]
-        node.output[:] = [self._tensor_name(f"{t}_exact") if self._is_low(t) else t for t in given.output]
-        if node.output != given.output:
+        node.input[:] = [self._widen(t) if self._is_low(t) else t for t in source.input]
+        node.output[:] = [self._tensor_name(f"{t}_exact") if self._is_low(t) else t for t in source.output]
+        if node.output != source.output:
             for attribute in node.attribute:
                 if attribute.name == "dtype" and is_low_dtype(attribute.i):
                     attribute.i = TensorProto.FLOAT
         self.nodes.append(node)
-        for exact, rounded in zip(node.output, given.output, strict=True):
+        for exact, rounded in zip(node.output, source.output, strict=True):
             if exact != rounded:
                 self._cast(exact, rounded, self._dtypes[rounded], f"round_{rounded}")
 

@@ -65,16 +65,16 @@ class _Writer:
         self._taken_tensors = tensor_names(model.graph)
         self._taken_nodes = {node.name for node in model.graph.node}
 
-    def add(self, given: NodeProto, ports: Ports | None) -> None:
+    def add(self, source: NodeProto, ports: Ports | None) -> None:
         node = NodeProto()
-        node.CopyFrom(given)
+        node.CopyFrom(source)
         if ports is not None:
             for position in sorted(ports.low_inputs):
-                node.input[position] = self._version(given.input[position])
+                node.input[position] = self._version(source.input[position])
             for position in sorted(ports.low_outputs):
-                node.output[position] = self._tensor(f"{given.output[position]}_exact")
+                node.output[position] = self._tensor(f"{source.output[position]}_exact")
         self.nodes.append(node)
-        for exact, tensor in zip(node.output, given.output, strict=True):
+        for exact, tensor in zip(node.output, source.output, strict=True):
             if exact != tensor:
                 self._round(exact, tensor)
                 self._rounded[tensor] = tensor

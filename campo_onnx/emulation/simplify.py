@@ -97,10 +97,10 @@ def _interface(view: GraphView) -> dict[str, tuple[str, int, object]]:
     }
 
 
-def _check_values(given: Imported, made: Imported) -> None:
-    feeds, here = synthesize(given.view), machine("cpu", 1)
-    first = dict(run_in_pieces(given.model, feeds, here, folder=given.folder))
-    for name, value in run_in_pieces(made.model, feeds, here, folder=made.folder):
+def _check_values(before: Imported, after: Imported) -> None:
+    feeds, here = synthesize(before.view), machine("cpu", 1)
+    first = dict(run_in_pieces(before.model, feeds, here, folder=before.folder))
+    for name, value in run_in_pieces(after.model, feeds, here, folder=after.folder):
         expected = first[name]
         if not np.issubdtype(value.dtype, np.floating):
             same = np.array_equal(value, expected)

@@ -27,7 +27,7 @@ def check_dims(graph: GraphProto, dims: Mapping[str, int]) -> None:
         for dim in info.type.tensor_type.shape.dim
         if dim.dim_param
     }
-    _refuse_strangers(dims, known=[*wanted, *sorted(symbols.difference(wanted))])
+    _refuse_strangers(dims, names=[*wanted, *sorted(symbols.difference(wanted))])
     missing = [name for name in wanted if name not in dims]
     if missing:
         raise UsageError(
@@ -73,13 +73,13 @@ def static_shape(declared: TypeProto) -> tuple[int, ...] | None:
     return tuple(dim.dim_value for dim in dims) if all(map(_is_fixed, dims)) else None
 
 
-def _refuse_strangers(dims: Mapping[str, int], *, known: list[str]) -> None:
+def _refuse_strangers(dims: Mapping[str, int], *, names: list[str]) -> None:
     for name, size in dims.items():
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=1)
             remedy = "All its dimensions are fixed: leave --dim out."
-            if known:
-                remedy = f"Did you mean {close[0]!r}?" if close else f"It has {', '.join(known)}."
+            if names:
+                remedy = f"Did you mean {close[0]!r}?" if close else f"It has {', '.join(names)}."
             raise UsageError(f"The model has no dimension {name!r}", remedy=remedy)
         if size <= 0:
             raise UsageError(

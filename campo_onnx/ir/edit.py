@@ -58,7 +58,7 @@ class Wiring:
 
 
 def take_apart(
-    topology: gs.Graph, given: Container[str], tensors: Iterable[gs.Tensor] = ()
+    topology: gs.Graph, names: Container[str], tensors: Iterable[gs.Tensor] = ()
 ) -> tuple[Wiring, ...]:
     """Say how the nodes of an edited graph are connected, in order, and empty it.
 
@@ -67,12 +67,12 @@ def take_apart(
 
     Parameters
     ----------
-    given
+    names
         Names of the nodes that were in it before it was edited.
     tensors
         Tensors that its nodes may not read any more.
     """
-    added = gs.Graph(nodes=[node for node in topology.nodes if node.name not in given])
+    added = gs.Graph(nodes=[node for node in topology.nodes if node.name not in names])
     exported = {node.name: node for node in gs.export_onnx(added, do_type_check=False).graph.node}
     wirings = tuple(
         Wiring(
@@ -95,7 +95,7 @@ def take_apart(
 
 def model_of(
     wirings: Iterable[Wiring],
-    given: onnx.ModelProto,
+    source: onnx.ModelProto,
     *,
     retyped: Mapping[str, str],
     dtype: int,
@@ -107,28 +107,28 @@ def model_of(
 
     Parameters
     ----------
-    given
+    source
         The model it came from; not changed.
     retyped
         New tensors that are low versions of given ones: new name to given name.
     attributes
         New attribute values of given nodes, by node name and attribute name.
     """
-    given_nodes = {node.name: node for node in given.graph.node}
+    given_nodes = {node.name: node for node in source.graph.node}
     model = onnx.ModelProto()
-    _copy_without_graph(given, model)
+    _copy_without_graph(source, model)
     graph = model.graph
     for wiring in wirings:
         _write(wiring, graph.node.add(), given_nodes.get(wiring.name), attributes.get(wiring.name, {}))
     for field in ("input", "output", "quantization_annotation", "sparse_initializer", "metadata_props"):
-        getattr(graph, field).extend(getattr(given.graph, field))
-    graph.name, graph.doc_string = given.graph.name, given.graph.doc_string
-    graph.initializer.extend(t for t in given.graph.initializer if t.name not in dropped)
+        getattr(graph, field).extend(getattr(source.graph, field))
+    graph.name, graph.doc_string = source.graph.name, source.graph.doc_string
+    graph.initializer.extend(t for t in source.graph.initializer if t.name not in dropped)
     graph.initializer.extend(initializers)
     tensors = {name for node in graph.node for name in node.output} | {t.name for t in graph.initializer}
-    infos = {value.name: value for value in given.graph.value_info}
-    graph.value_info.extend(value for value in given.graph.value_info if value.name in tensors)
-    described = infos | {value.name: value for value in (*given.graph.input, *given.graph.output)}
+    infos = {value.name: value for value in source.graph.value_info}
+    graph.value_info.extend(value for value in source.graph.value_info if value.name in tensors)
+    described = infos | {value.name: value for value in (*source.graph.input, *source.graph.output)}
     for name, given_name in retyped.items():
         if given_name in described and name in tensors and name not in infos:
             value = onnx.ValueInfoProto()
@@ -139,8 +139,8 @@ def model_of(
     return model
 
 
-def _copy_without_graph(given: onnx.ModelProto, model: onnx.ModelProto) -> None:
-    for field, value in given.ListFields():
+def _copy_without_graph(source: onnx.ModelProto, model: onnx.ModelProto) -> None:
+    for field, value in source.ListFields():
         if field.name == "graph":
             continue
         if field.is_repeated:
@@ -152,18 +152,18 @@ def _copy_without_graph(given: onnx.ModelProto, model: onnx.ModelProto) -> None:
 def _write(
     wiring: Wiring,
     node: onnx.NodeProto,
-    given: onnx.NodeProto | None,
+    source: onnx.NodeProto | None,
     attributes: Mapping[str, int | TensorProto],
 ) -> None:
-    if given is None:
+    if source is None:
         assert wiring.added is not None
         node.CopyFrom(wiring.added)
         return
-    node.CopyFrom(given)
+    node.CopyFrom(source)
     node.input[:] = wiring.inputs
     node.output[:] = wiring.outputs
     if attributes:
-        unchanged = [a for a in given.attribute if a.name not in attributes]
+        unchanged = [a for a in source.attribute if a.name not in attributes]
         del node.attribute[:]
         node.attribute.extend(unchanged)
         node.attribute.extend(onnx.helper.make_attribute(k, v) for k, v in attributes.items())

@@ -101,7 +101,7 @@ def _inlined_and_converted(model: ModelProto) -> ModelProto:
     return inlined
 
 
-def _rename_repeated(graph: GraphProto, given: set[str]) -> None:
+def _rename_repeated(graph: GraphProto, reserved: set[str]) -> None:
     """Name apart what the converter adds: it calls that the same in each copy of a function.
 
     A copy reads only what stands before in it, so the latest tensor of a name is the one that is meant.
@@ -111,7 +111,7 @@ def _rename_repeated(graph: GraphProto, given: set[str]) -> None:
     RuntimeError
         If the model itself has a tensor of that name, so that consumers could not be told apart.
     """
-    taken = given | {name for node in graph.node for name in node.output}
+    taken = reserved | {name for node in graph.node for name in node.output}
     fresh = (name for number in count() if (name := f"converted_{number}") not in taken)
     defined: set[str] = set()
     renamed: dict[str, str] = {}
@@ -122,7 +122,7 @@ def _rename_repeated(graph: GraphProto, given: set[str]) -> None:
             if not name or name not in defined:
                 defined.add(name)
                 continue
-            if name in given:
+            if name in reserved:
                 raise RuntimeError(f"the name {name!r} is taken")
             renamed[name] = next(fresh)
             node.output[position] = renamed[name]

@@ -26,7 +26,7 @@ _FOLLOWING = _OF_SHAPES | _ARITHMETIC | {"Cast", "Concat", "Gather", "Slice", "S
 
 
 def infer_types(
-    payload: bytes, given: Mapping[str, TypeProto], wanted: Collection[str]
+    payload: bytes, outer_types: Mapping[str, TypeProto], wanted: Collection[str]
 ) -> Mapping[str, TypeProto]:
     """Infer the types of what the nodes of a graph make, as far as ONNX knows their operators.
 
@@ -35,7 +35,7 @@ def infer_types(
     payload
         The model as bytes, which take less memory than the model: inputs of static shape, nodes in
         topological order, nothing declared.
-    given
+    outer_types
         Types of its inputs and constants.
 
     Raises
@@ -47,7 +47,7 @@ def infer_types(
     if all(name in types and static_shape(types[name]) is not None for name in wanted):
         return types
     model = ModelProto.FromString(payload)
-    if not _follows_few_integers(model.graph, {**given, **types}):
+    if not _follows_few_integers(model.graph, {**outer_types, **types}):
         return types
     return {**types, **_inferred(model.SerializeToString(), values=True)}
 
@@ -81,8 +81,8 @@ def _is_of_few_integers(node: NodeProto, types: Mapping[str, TypeProto]) -> bool
     return all(_is_few_integers(types.get(name)) for name in followed if name)
 
 
-def _is_few_integers(found: TypeProto | None) -> bool:
-    if found is None or found.tensor_type.elem_type not in _FOLLOWED:
+def _is_few_integers(value_type: TypeProto | None) -> bool:
+    if value_type is None or value_type.tensor_type.elem_type not in _FOLLOWED:
         return False
-    shape = static_shape(found)
+    shape = static_shape(value_type)
     return shape is not None and is_small(shape)

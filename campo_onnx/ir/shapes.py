@@ -82,22 +82,22 @@ def infer(model: ModelProto, dims: Mapping[str, int]) -> TensorTypes:
     check_dims(model.graph, dims)
     opsets = {opset.domain: opset.version for opset in model.opset_import}
     imports = [onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()]
-    known = _Known(dims=dims, opsets=opsets, opset_imports=imports)
+    context = _Known(dims=dims, opsets=opsets, opset_imports=imports)
     for info in (*model.graph.value_info, *model.graph.output):
-        known.declared[info.name] = bind_type(info.type, dims)
-    _infer_globally(model, known)
+        context.declared[info.name] = bind_type(info.type, dims)
+    _infer_globally(model, context)
     for node in model.graph.node:
-        if any(name and name not in known.shapes for name in node.output):
-            _resolve(node, known)
+        if any(name and name not in context.shapes for name in node.output):
+            _resolve(node, context)
         if may_fold(node):
-            _fold(node, known)
+            _fold(node, context)
         elif node.op_type == "Cast" and not node.domain:
-            _fold_widening(node, known)
-    names = [*known.types, *(name for node in model.graph.node for name in node.output if name)]
+            _fold_widening(node, context)
+    names = [*context.types, *(name for node in model.graph.node for name in node.output if name)]
     return TensorTypes(
-        dtypes=MappingProxyType({name: known.spec(name).dtype for name in names}),
-        shapes=MappingProxyType({name: known.shapes.get(name) for name in names}),
-        values=MappingProxyType(known.values),
+        dtypes=MappingProxyType({name: context.spec(name).dtype for name in names}),
+        shapes=MappingProxyType({name: context.shapes.get(name) for name in names}),
+        values=MappingProxyType(context.values),
     )
 
 
@@ -130,42 +130,42 @@ class _Known:
 # --- one global pass of ONNX's own inference -----------------------------------------------------
 
 
-def _infer_globally(model: ModelProto, known: _Known) -> None:
-    payload = _slim_copy(model, known).SerializeToString()
+def _infer_globally(model: ModelProto, context: _Known) -> None:
+    payload = _slim_copy(model, context).SerializeToString()
     try:
-        wanted = [t for node in model.graph.node for t in node.output if t and t not in known.types]
-        types = infer_types(payload, known.types, wanted)
+        wanted = [t for node in model.graph.node for t in node.output if t and t not in context.types]
+        types = infer_types(payload, context.types, wanted)
     except (InferenceError, ValueError, MemoryError) as error:  # the latter two: what its C++ throws
         raise ModelError(
             "ONNX cannot infer the shapes of the model", why=_readable(error), remedy=_CHECK_REMEDY
         ) from error
     for name, inferred in types.items():
-        known.record(name, inferred)
+        context.record(name, inferred)
 
 
-def _slim_copy(model: ModelProto, known: _Known) -> ModelProto:
+def _slim_copy(model: ModelProto, context: _Known) -> ModelProto:
     """Copy what inference needs: inputs bound, large constants as mere inputs, nothing declared."""
     graph = model.graph
     # From IR 4 on an initializer need not be an input as well.
     slim = ModelProto(ir_version=max(model.ir_version, 4), graph=GraphProto(name=graph.name))
-    slim.opset_import.extend(known.opset_imports)
+    slim.opset_import.extend(context.opset_imports)
     slim.opset_import.add(domain=HIDDEN, version=1)
     constants = constants_of(graph)
     for name, tensor in constants.items():
-        known.record(name, onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims))
+        context.record(name, onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims))
         if is_small(tensor.dims) and not is_external(tensor):
-            known.values[name] = _value_of(tensor)
+            context.values[name] = _value_of(tensor)
             slim.graph.initializer.add().CopyFrom(tensor)
         else:
-            slim.graph.input.add(name=name, type=known.types[name])
+            slim.graph.input.add(name=name, type=context.types[name])
     for sparse in graph.sparse_initializer:
         name = sparse.values.name
-        known.record(name, onnx.helper.make_tensor_type_proto(sparse.values.data_type, sparse.dims))
-        slim.graph.input.add(name=name, type=known.types[name])
+        context.record(name, onnx.helper.make_tensor_type_proto(sparse.values.data_type, sparse.dims))
+        slim.graph.input.add(name=name, type=context.types[name])
     for info in graph.input:
-        if info.name not in known.types:
-            known.record(info.name, bind_type(info.type, known.dims, info.name))
-            slim.graph.input.add(name=info.name, type=known.types[info.name])
+        if info.name not in context.types:
+            context.record(info.name, bind_type(info.type, context.dims, info.name))
+            slim.graph.input.add(name=info.name, type=context.types[info.name])
     for node in graph.node:
         if OpKey.of(node) != CONSTANT or node.output[0] not in constants:
             copy = slim.graph.node.add()
@@ -188,45 +188,45 @@ def _value_of(tensor: TensorProto) -> Value:
 # --- one pass over what is left ------------------------------------------------------------------
 
 
-def _resolve(node: NodeProto, known: _Known) -> None:
-    rests_on_assumption = bool(known.assumed.intersection(node.input))
+def _resolve(node: NodeProto, context: _Known) -> None:
+    rests_on_assumption = bool(context.assumed.intersection(node.input))
     types: Mapping[str, TypeProto] = {}
     try:
-        types = _infer_outputs(node, known)
+        types = _infer_outputs(node, context)
     except (InferenceError, ValueError, LookupError, TypeError, ArithmeticError) as error:
         if not rests_on_assumption:
-            raise _contradiction(node, known, error) from error
+            raise _contradiction(node, context, error) from error
     for name in filter(None, node.output):
-        if name in known.shapes:
+        if name in context.shapes:
             continue
         if name in types:
-            known.record(name, types[name])
-        declared_dtype = known.declared[name].tensor_type.elem_type if name in known.declared else 0
+            context.record(name, types[name])
+        declared_dtype = context.declared[name].tensor_type.elem_type if name in context.declared else 0
         if declared_dtype and spec(OpKey.of(node)).typed_by_declaration:
-            known.record(name, _tensor_type(TensorType(declared_dtype, known.shapes.get(name))))
-        if name not in known.shapes:
-            _assume(name, known)
+            context.record(name, _tensor_type(TensorType(declared_dtype, context.shapes.get(name))))
+        if name not in context.shapes:
+            _assume(name, context)
         elif rests_on_assumption:
-            known.assumed.add(name)
+            context.assumed.add(name)
 
 
-def _infer_outputs(node: NodeProto, known: _Known) -> Mapping[str, TypeProto]:
+def _infer_outputs(node: NodeProto, context: _Known) -> Mapping[str, TypeProto]:
     """Types of the outputs as far as they follow from the inputs; raises where these disagree."""
-    version = known.opsets.get(node.domain, 1)
+    version = context.opsets.get(node.domain, 1)
     if onnx.defs.has(node.op_type, version, node.domain):
-        return _infer_by_schema(node, onnx.defs.get_schema(node.op_type, version, node.domain), known)
-    pairs = zip(node.output, output_types(_signature(node, known)) or (), strict=False)
+        return _infer_by_schema(node, onnx.defs.get_schema(node.op_type, version, node.domain), context)
+    pairs = zip(node.output, output_types(_signature(node, context)) or (), strict=False)
     return {name: _tensor_type(inferred) for name, inferred in pairs if name and inferred.dtype}
 
 
-def _signature(node: NodeProto, known: _Known) -> Signature:
+def _signature(node: NodeProto, context: _Known) -> Signature:
     """Describe a node by what is known so far: values of all small inputs are constants."""
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-    values = {i: known.values[name] for i, name in enumerate(node.input) if name in known.values}
+    values = {i: context.values[name] for i, name in enumerate(node.input) if name in context.values}
     return Signature(
         op=OpKey.of(node),
-        opset=known.opsets.get(node.domain, 1),
-        inputs=operands("x", ((name, *known.spec(name)) for name in node.input)),
+        opset=context.opsets.get(node.domain, 1),
+        inputs=operands("x", ((name, *context.spec(name)) for name in node.input)),
         outputs=operands("y", ((name, 0, None) for name in node.output)),
         attributes={
             name: value.decode(errors="replace") if isinstance(value, bytes) else value
@@ -236,11 +236,11 @@ def _signature(node: NodeProto, known: _Known) -> Signature:
     )
 
 
-def _infer_by_schema(node: NodeProto, schema: OpSchema, known: _Known) -> Mapping[str, TypeProto]:
-    types = {name: known.types[name] for name in (*node.input, *outer_reads(node)) if name in known.types}
+def _infer_by_schema(node: NodeProto, schema: OpSchema, context: _Known) -> Mapping[str, TypeProto]:
+    types = {name: context.types[name] for name in (*node.input, *outer_reads(node)) if name in context.types}
     if any(name and not _has_type(types.get(name)) for name in node.input):
         return {}
-    values = {name: known.values[name] for name in node.input if name in known.values}
+    values = {name: context.values[name] for name in node.input if name in context.values}
     shown = NodeProto()
     shown.CopyFrom(node)
     hide_in_bodies(shown, HIDDEN)
@@ -249,53 +249,53 @@ def _infer_by_schema(node: NodeProto, schema: OpSchema, known: _Known) -> Mappin
         shown,
         types,
         input_data={name: onnx.numpy_helper.from_array(value) for name, value in values.items()},
-        opset_imports=[*known.opset_imports, onnx.helper.make_opsetid(HIDDEN, 1)],
+        opset_imports=[*context.opset_imports, onnx.helper.make_opsetid(HIDDEN, 1)],
     )
 
 
-def _assume(name: str, known: _Known) -> None:
+def _assume(name: str, context: _Known) -> None:
     """Take the shape from the naming rule or the declaration, keeping a type that was inferred."""
-    declared = known.declared.get(name, TypeProto())
-    assumed = known.types.get(name, declared)
+    declared = context.declared.get(name, TypeProto())
+    assumed = context.types.get(name, declared)
     if assumed.WhichOneof("value") not in (None, "tensor_type"):
-        known.types[name] = assumed
+        context.types[name] = assumed
         return
     forward = differentiated_tensor(name)
-    by_name = TensorType() if forward is None else known.spec(forward)
+    by_name = TensorType() if forward is None else context.spec(forward)
     shape = by_name.shape if by_name.shape is not None else static_shape(declared)
     dtype = assumed.tensor_type.elem_type or declared.tensor_type.elem_type or by_name.dtype
-    if shape is None and name in known.types:
+    if shape is None and name in context.types:
         return  # what was inferred may at least tell the rank
-    known.record(name, _tensor_type(TensorType(dtype, shape)))
-    known.assumed.add(name)
+    context.record(name, _tensor_type(TensorType(dtype, shape)))
+    context.assumed.add(name)
 
 
-def _fold(node: NodeProto, known: _Known) -> None:
+def _fold(node: NodeProto, context: _Known) -> None:
     standard = not node.domain
     for name in filter(None, node.output):
-        spec = known.spec(name)
+        spec = context.spec(name)
         if not may_decide(node, spec.dtype) or (
             standard and (spec.shape is None or not is_small(spec.shape))
         ):
             return
-    shapes = [known.shapes.get(name) for name in node.input]
-    values = [known.values.get(name) for name in node.input]
-    folded = fold(node, shapes, values, known.opsets.get("", 1))
+    shapes = [context.shapes.get(name) for name in node.input]
+    values = [context.values.get(name) for name in node.input]
+    folded = fold(node, shapes, values, context.opsets.get("", 1))
     for name, value in zip(node.output, folded, strict=False):
         if name and value is not None:
-            known.values[name] = value
+            context.values[name] = value
             dtype = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
-            known.record(name, _tensor_type(TensorType(dtype, value.shape)))
-            if known.assumed.intersection(node.input):
-                known.assumed.add(name)
+            context.record(name, _tensor_type(TensorType(dtype, value.shape)))
+            if context.assumed.intersection(node.input):
+                context.assumed.add(name)
 
 
-def _fold_widening(node: NodeProto, known: _Known) -> None:
+def _fold_widening(node: NodeProto, context: _Known) -> None:
     """Follow small constants of a low format through a Cast to FP32, which changes no value."""
-    value = known.values.get(node.input[0])
-    is_low = is_low_dtype(known.spec(node.input[0]).dtype)
-    if value is not None and is_low and known.spec(node.output[0]).dtype == TensorProto.FLOAT:
-        known.values[node.output[0]] = value.astype(np.float32)
+    value = context.values.get(node.input[0])
+    is_low = is_low_dtype(context.spec(node.input[0]).dtype)
+    if value is not None and is_low and context.spec(node.output[0]).dtype == TensorProto.FLOAT:
+        context.values[node.output[0]] = value.astype(np.float32)
 
 
 # --- types and messages --------------------------------------------------------------------------
@@ -305,16 +305,18 @@ def _tensor_type(spec: TensorType) -> TypeProto:
     return onnx.helper.make_tensor_type_proto(spec.dtype, spec.shape)
 
 
-def _has_type(found: TypeProto | None) -> bool:
-    return found is not None and (not found.HasField("tensor_type") or found.tensor_type.elem_type != 0)
+def _has_type(declared: TypeProto | None) -> bool:
+    return declared is not None and (
+        not declared.HasField("tensor_type") or declared.tensor_type.elem_type != 0
+    )
 
 
 _CHECK_REMEDY = "Check the model with onnx.checker.check_model(model, full_check=True)."
 
 
-def _contradiction(node: NodeProto, known: _Known, error: Exception) -> ModelError:
-    inputs = (f"{name}: {_spelled(known.spec(name))}" for name in node.input if name)
-    options = " ".join(f"--dim {name}={size}" for name, size in known.dims.items())
+def _contradiction(node: NodeProto, context: _Known, error: Exception) -> ModelError:
+    inputs = (f"{name}: {_spelled(context.spec(name))}" for name in node.input if name)
+    options = " ".join(f"--dim {name}={size}" for name, size in context.dims.items())
     return ModelError(
         f"The inputs of node {node.name!r} ({node.op_type}) do not fit together",
         why=f"{_readable(error)} ({', '.join(inputs)})",

@@ -86,12 +86,12 @@ def sort_nodes(graph: onnx.GraphProto, outer: frozenset[str] = frozenset()) -> N
     graph.node.extend(copies)
 
 
-def _producers(graph: onnx.GraphProto, known: set[str]) -> dict[str, int]:
+def _producers(graph: onnx.GraphProto, outer: set[str]) -> dict[str, int]:
     """Position of the node that makes each tensor."""
     producer: dict[str, int] = {}
     for index, node in enumerate(graph.node):
         for tensor in filter(None, node.output):
-            if tensor in producer or tensor in known:
+            if tensor in producer or tensor in outer:
                 raise ModelError(
                     f"the tensor {tensor!r} is made twice, the second time by node {node.name!r}"
                 )

@@ -183,8 +183,8 @@ class GraphView:
         by_node, distinct = self._signatures
         signature = by_node.get(node)
         if signature is None:
-            made = self._signature_of(self.node[node])
-            signature = by_node[node] = distinct.setdefault(made, made)
+            own = self._signature_of(self.node[node])
+            signature = by_node[node] = distinct.setdefault(own, own)
         return signature
 
     def _signature_of(self, node: OpNode) -> Signature:

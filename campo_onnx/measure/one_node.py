@@ -109,8 +109,8 @@ def chain_model(signature: Signature, copies: int) -> onnx.ModelProto:
     """
     view = one_node_view(signature)
     node = view.nodes[0]
-    (given,), (made,) = view.inputs, view.outputs
-    names = [given, *(f"{made}_{copy}" for copy in range(copies - 1)), made]
+    (source,), (result,) = view.inputs, view.outputs
+    names = [source, *(f"{result}_{copy}" for copy in range(copies - 1)), result]
     nodes = [
         helper.make_node(
             node.op.op_type, [before, *node.inputs[1:]], [after], name=f"{NODE}_{i}", domain=node.op.domain
@@ -120,7 +120,7 @@ def chain_model(signature: Signature, copies: int) -> onnx.ModelProto:
     for one in nodes:
         one.attribute.extend(_attribute(n, v) for n, v in node.attributes.items() if not _is_empty(v))
     constants = [onnx.numpy_helper.from_array(value, name) for name, value in view.values.items()]
-    inputs, outputs = [_value_info(given, view.tensors[given])], [_value_info(made, view.tensors[made])]
+    inputs, outputs = [_value_info(source, view.tensors[source])], [_value_info(result, view.tensors[result])]
     graph = helper.make_graph(nodes, "chain", inputs, outputs, constants)
     opsets = [helper.make_opsetid(domain, version) for domain, version in view.opset.items()]
     return helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION)

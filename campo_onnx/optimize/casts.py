@@ -213,19 +213,19 @@ def cast_sites(
 @remembered
 def existing_versions(view: GraphView, precision: Precision) -> Mapping[str, ExistingVersion]:
     """Find the FP32 tensors that Casts of the given graph relate to a low version; the first one counts."""
-    found: dict[str, ExistingVersion] = {}
+    versions: dict[str, ExistingVersion] = {}
     copies: dict[str, list[str]] = {}
     for node in view.nodes:
         if node.op != CAST:
             continue
         source, target = node.inputs[0], node.outputs[0]
         if view.is_float32(source) and view.tensors[target].dtype == precision.onnx_dtype:
-            if source in found:
+            if source in versions:
                 copies.setdefault(source, []).append(node.name)
             else:
-                found[source] = ExistingVersion(name=target, cast=node.name, is_source=False)
+                versions[source] = ExistingVersion(name=target, cast=node.name, is_source=False)
         elif view.is_float32(target) and view.tensors[source].dtype == precision.onnx_dtype:
-            found.setdefault(target, ExistingVersion(name=source, cast=node.name, is_source=True))
+            versions.setdefault(target, ExistingVersion(name=source, cast=node.name, is_source=True))
     return MappingProxyType(
         {
             tensor: version
@@ -236,7 +236,7 @@ def existing_versions(view: GraphView, precision: Precision) -> Mapping[str, Exi
                 is_source=False,
                 copies=tuple(copies.get(tensor, ())),
             )
-            for tensor, version in found.items()
+            for tensor, version in versions.items()
         }
     )
 

@@ -50,7 +50,7 @@ def fixed_nodes(
     # Modules count only where there are expressions: their paths are put together from names.
     named = ((node.name, node.op.label, *node.modules) for node in view.nodes) if keep_fp32 else ()
     names = dict.fromkeys(text for texts in named for text in texts)
-    kept = matching([pattern_of(text) for text in keep_fp32], names)
+    by_name = matching([pattern_of(text) for text in keep_fp32], names)
 
     runtime = target.runtime.name
     provider = target.hardware.processor if runtime == DEFAULT else runtime
@@ -64,7 +64,7 @@ def fixed_nodes(
             return protected[node.name].of()
         if own.refusal:
             return Verdict.refused(own.refusal)
-        if kept and not kept.isdisjoint((node.name, node.op.label, *node.modules)):
+        if by_name and not by_name.isdisjoint((node.name, node.op.label, *node.modules)):
             return Reason.USER.of()
         if not has_cast_to(low, view.opset[""]):
             return Verdict.refused(Refused.NO_CAST.of(low=low.value, opset=view.opset[""]))
@@ -78,8 +78,8 @@ def fixed_nodes(
             return Reason.SUMS_LOW.of(**facts)
         return would_lose.get(node.name)
 
-    found = ((node.name, verdict_of(node)) for node in view.nodes)
-    return {name: verdict for name, verdict in found if verdict is not None}
+    verdicts = ((node.name, verdict_of(node)) for node in view.nodes)
+    return {name: verdict for name, verdict in verdicts if verdict is not None}
 
 
 def _already_or_never(node: OpNode, imported: Imported) -> Verdict:

@@ -28,9 +28,9 @@ def fused(step: Step) -> Moved:
         if len(kernel) == 1:
             total += ops[kernel[0]].moved
             continue
-        made = {tensor for i in kernel for tensor in ops[i].writes}
-        read = {tensor for i in kernel for tensor in reads[i]} - made
-        written = {t for t in made if t in results or readers.get(t, set()) - {group}}
+        outputs_of_kernel = {tensor for i in kernel for tensor in ops[i].writes}
+        read = {tensor for i in kernel for tensor in reads[i]} - outputs_of_kernel
+        written = {t for t in outputs_of_kernel if t in results or readers.get(t, set()) - {group}}
         moved_bytes = sum(step.sizes.get(tensor, 0.0) for tensor in (*read, *written))
         total += Moved(launches=1, moved_bytes=moved_bytes)
     return total

@@ -22,11 +22,11 @@ def peak_bytes(step: Step) -> float:
     dying: dict[int, list[Version]] = {}
     for tensor, i in last.items():
         dying.setdefault(i, []).append(tensor)
-    known = step.given | aliases.keys()
+    older = step.given | aliases.keys()
     alive = sum(step.sizes.get(tensor, 0.0) for tensor in step.given)
     peak = alive
     for i, op in enumerate(step.ops):
-        alive += sum(step.sizes.get(tensor, 0.0) for tensor in op.writes if tensor not in known)
+        alive += sum(step.sizes.get(tensor, 0.0) for tensor in op.writes if tensor not in older)
         peak = max(peak, alive)
         alive -= sum(step.sizes.get(tensor, 0.0) for tensor in dying.get(i, ()))
     return peak

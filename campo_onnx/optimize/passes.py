@@ -15,7 +15,7 @@ def taint(view: GraphView, classification: Classification) -> frozenset[str]:
     A node is tainted when it lies on a path from a deny node to a deny or infer node through infer
     and clear nodes; so a tail of clear nodes that leads to allow nodes only is spared.
     """
-    class_of = {name: found.op_class for name, found in classification.classes.items()}
+    class_of = {name: classified.op_class for name, classified in classification.classes.items()}
     leads_on = _clear_leading_to_infer_or_deny(view, classification, class_of)
     tainted: set[str] = set()
     pending = [node for node in view.nodes if class_of[node.name] is OpClass.DENY]
@@ -43,14 +43,14 @@ def _carried_to(node: OpNode, view: GraphView, classification: Classification) -
 def _clear_leading_to_infer_or_deny(
     view: GraphView, classification: Classification, class_of: dict[str, OpClass]
 ) -> frozenset[str]:
-    found: set[str] = set()
+    reached: set[str] = set()
     for node in reversed(view.nodes):
         if class_of[node.name] is OpClass.CLEAR and any(
-            consumer.name in found or class_of[consumer.name] in (OpClass.INFER, OpClass.DENY)
+            consumer.name in reached or class_of[consumer.name] in (OpClass.INFER, OpClass.DENY)
             for consumer in _carried_to(node, view, classification)
         ):
-            found.add(node.name)
-    return frozenset(found)
+            reached.add(node.name)
+    return frozenset(reached)
 
 
 def between(view: GraphView, low: frozenset[str], may_pass: Callable[[str], bool]) -> frozenset[str]:
@@ -78,14 +78,14 @@ def _reach(
     may_pass: Callable[[str], bool],
     step: Callable[[OpNode, GraphView], Iterator[OpNode]],
 ) -> frozenset[str]:
-    found: set[str] = set()
+    reached: set[str] = set()
     pending = [view.node[name] for name in start]
     while pending:
         for node in step(pending.pop(), view):
-            if node.name not in found and node.name not in start and may_pass(node.name):
-                found.add(node.name)
+            if node.name not in reached and node.name not in start and may_pass(node.name):
+                reached.add(node.name)
                 pending.append(node)
-    return frozenset(found)
+    return frozenset(reached)
 
 
 def consumers(node: OpNode, view: GraphView) -> Iterator[OpNode]:

@@ -212,8 +212,8 @@ class Problem:
         """Weights that are read low and need no Cast of their own, as all are cast at once."""
         if self.flat is None:
             return ()
-        found = [s for s in map(self.sites.get, self.flat.sizes) if s is not None and self.has_flat_cast(s)]
-        cast = tuple(site for site in found if site.new_cast(low) is not None)
+        sites = [s for s in map(self.sites.get, self.flat.sizes) if s is not None and self.has_flat_cast(s)]
+        cast = tuple(site for site in sites if site.new_cast(low) is not None)
         return cast if self.flat.are_cast_at_once([site.tensor for site in cast]) else ()
 
     def predicted_us(self, low: frozenset[str], *, at_once: bool | None = None) -> float:

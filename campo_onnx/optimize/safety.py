@@ -5,13 +5,14 @@ from collections.abc import Mapping
 from campo_onnx.ir.memo import remembered
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import op_keys
-from campo_onnx.ops.registry import spec
+from campo_onnx.ops.registry import having, spec
 from campo_onnx.ops.spec import Family
+from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.lists.oplists import OpClass, OpLists
 from campo_onnx.optimize.plan.reason import Reason
 
-_ELEMENTWISE = op_keys(
-    "Abs Add Cast Clip Div Identity Max Min Mul Neg Pow Reciprocal Sign Sqrt Sub Sum Where"
+_ELEMENTWISE = having(Trait.ADDS, Trait.SCALES, Trait.SIGN) | op_keys(
+    "Cast Clip Identity Max Min Pow Reciprocal Sign Sqrt Where"
 )
 BOUNDARY = op_keys("com.microsoft:YieldOp")
 """The operator by which a graph of ORTModule hands tensors to the framework and takes gradients."""
@@ -37,7 +38,7 @@ def earlier_versions(view: GraphView) -> Mapping[str, tuple[str, ...]]:
 @remembered
 def _updates(view: GraphView) -> Mapping[str, tuple[frozenset[str], tuple[str, ...]]]:
     """Find the outputs that are new versions of inputs: the nodes that compute them, and the inputs."""
-    found: dict[str, tuple[frozenset[str], tuple[str, ...]]] = {}
+    regions: dict[str, tuple[frozenset[str], tuple[str, ...]]] = {}
     inputs_by_shape: dict[tuple[int, ...], set[str]] = {}
     for tensor in view.inputs:
         if view.is_float32(tensor) and (shape := view.shape(tensor)) is not None:
@@ -48,8 +49,8 @@ def _updates(view: GraphView) -> Mapping[str, tuple[frozenset[str], tuple[str, .
             continue
         region, reads = _joined_region(output, view) or _elementwise_region(output, shape, view)
         if earlier := reads & inputs_by_shape[shape]:
-            found[output] = frozenset(region), tuple(sorted(earlier))
-    return found
+            regions[output] = frozenset(region), tuple(sorted(earlier))
+    return regions
 
 
 def _joined_region(output: str, view: GraphView) -> tuple[set[str], set[str]] | None:
@@ -61,16 +62,16 @@ def _joined_region(output: str, view: GraphView) -> tuple[set[str], set[str]] | 
         return None
     region, reads = _elementwise_region(split.inputs[0], shape, view)
     part, parts = split.outputs.index(tensor), len(split.outputs)
-    found: set[str] = set()
+    nodes: set[str] = set()
     for joined in tuple(reads):
-        made = view.producer.get(joined)
-        if made is None or made.op.label != "Concat" or len(made.inputs) != parts:
+        producer = view.producer.get(joined)
+        if producer is None or producer.op.label != "Concat" or len(producer.inputs) != parts:
             continue
-        sources = [_unshaped(name, view, set()) for name in made.inputs]
-        found.add(sources[part])
+        sources = [_unshaped(name, view, set()) for name in producer.inputs]
+        nodes.add(sources[part])
         if any(name not in view.producer for name in sources):
-            region.add(made.name)
-    return region | before | {split.name}, found
+            region.add(producer.name)
+    return region | before | {split.name}, nodes
 
 
 def _unshaped(tensor: str, view: GraphView, passed: set[str]) -> str:

@@ -95,11 +95,11 @@ class Step:
 
     def aliases(self) -> Mapping[Version, Version]:
         """Say of the results of views whose bytes they are."""
-        found: dict[Version, Version] = {}
+        source_of: dict[Version, Version] = {}
         for op in self.ops:
             if op.is_view and op.reads and op.writes:
-                found[op.writes[0]] = found.get(op.reads[0], op.reads[0])
-        return found
+                source_of[op.writes[0]] = source_of.get(op.reads[0], op.reads[0])
+        return source_of
 
 
 def step_of(view: GraphView) -> Step:

@@ -49,8 +49,8 @@ class Strategy:
 
     def tuned(self, **parameters: float) -> "Strategy":
         """The same strategy with other figures; those it does not know are not for it."""
-        known = {name: value for name, value in parameters.items() if name in self.parameters}
-        return replace(self, parameters={**self.parameters, **known})
+        own = {name: value for name, value in parameters.items() if name in self.parameters}
+        return replace(self, parameters={**self.parameters, **own})
 
 
 def later(home: str) -> "Callable[..., Assignment]":

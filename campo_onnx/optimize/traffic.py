@@ -101,7 +101,7 @@ def _counted(step: Step) -> Traffic:
 
 
 def _sums(ops: Iterable[tuple[Key, StepOp]]) -> dict[Key, Moved]:
-    found: dict[Key, Moved] = {}
+    totals: dict[Key, Moved] = {}
     for key, op in ops:
-        found[key] = found.get(key, Moved()) + op.moved
-    return dict(sorted(found.items(), key=lambda item: -item[1].moved_bytes))
+        totals[key] = totals.get(key, Moved()) + op.moved
+    return dict(sorted(totals.items(), key=lambda item: -item[1].moved_bytes))

@@ -165,9 +165,9 @@ def _devices(imported: Imported, options: Options, until: float) -> Iterator[str
         yield f"On other devices it is predicted to pay: {best[0]:.2f}x with --device {best[1]}."
 
 
-def _plan(given: Imported, options: Options) -> Plan | None:
+def _plan(graph: Imported, options: Options) -> Plan | None:
     try:
-        imported = replace(import_model(given.model, options.dims), folder=given.folder)
+        imported = replace(import_model(graph.model, options.dims), folder=graph.folder)
         return decide(problem_of(imported, options), imported, options)
     except CampoError:  # a size that the graph does not take
         return None

@@ -130,21 +130,21 @@ def _dims(model: ModelProto, feeds: Mapping[str, NDArray[Any]]) -> dict[str, int
     return sizes
 
 
-def _groups(nodes: list[NodeProto], known: TensorTypes, most_bytes: int) -> list[list[NodeProto]]:
+def _groups(nodes: list[NodeProto], types: TensorTypes, most_bytes: int) -> list[list[NodeProto]]:
     """Cut where a piece has made enough, and nothing but tensors is handed on."""
     last_read = {tensor: i for i, node in enumerate(nodes) for tensor in _reads(node)}
     whole_until = 0  # up to here something that is not a tensor is still to be read
     groups: list[list[NodeProto]] = [[]]
     made_bytes = 0
     for index, node in enumerate(nodes):
-        node_bytes = sum(_nbytes(tensor, known) for tensor in node.output)
+        node_bytes = sum(_nbytes(tensor, types) for tensor in node.output)
         if groups[-1] and made_bytes + node_bytes > most_bytes and index > whole_until:
             groups.append([])
             made_bytes = 0
         groups[-1].append(node)
         made_bytes += node_bytes
         for tensor in node.output:
-            if tensor and not known.dtypes.get(tensor):
+            if tensor and not types.dtypes.get(tensor):
                 whole_until = max(whole_until, last_read.get(tensor, 0))
     return groups
 
@@ -153,18 +153,18 @@ def _reads(node: NodeProto) -> Iterable[str]:
     return (tensor for tensor in (*node.input, *outer_reads(node)) if tensor)
 
 
-def _nbytes(tensor: str, known: TensorTypes) -> int:
-    shape = known.shapes.get(tensor)
+def _nbytes(tensor: str, types: TensorTypes) -> int:
+    shape = types.shapes.get(tensor)
     if shape is None:
         return 0
-    return math.ceil(math.prod(shape) * itemsize_bytes(known.dtypes[tensor]))
+    return math.ceil(math.prod(shape) * itemsize_bytes(types.dtypes[tensor]))
 
 
 def _linked(
-    groups: list[list[NodeProto]], given: set[str], outputs: set[str], known: TensorTypes
+    groups: list[list[NodeProto]], inputs: set[str], outputs: set[str], types: TensorTypes
 ) -> list[_Piece]:
     """Find what each piece hands on. A Cast that widens is made again rather than kept."""
-    widening = {node.output[0]: node for group in groups for node in group if _widens(node, known)}
+    widening = {node.output[0]: node for group in groups for node in group if _widens(node, types)}
     copies: list[list[NodeProto]] = []
     for group in groups:
         results = {tensor for node in group for tensor in node.output}
@@ -188,17 +188,17 @@ def _linked(
                 nodes=nodes,
                 reads=tuple(sorted(reads)),
                 makes=tuple(sorted(own & needed)),
-                types={t: known.dtypes[t] for t in sorted((reads - given) | (own & needed))},
+                types={t: types.dtypes[t] for t in sorted((reads - inputs) | (own & needed))},
             )
         )
         needed |= reads
     return linked[::-1]
 
 
-def _widens(node: NodeProto, known: TensorTypes) -> bool:
+def _widens(node: NodeProto, types: TensorTypes) -> bool:
     if node.op_type != "Cast" or node.domain:
         return False
-    before, after = known.dtypes.get(node.input[0]), known.dtypes.get(node.output[0])
+    before, after = types.dtypes.get(node.input[0]), types.dtypes.get(node.output[0])
     return bool(before and after) and itemsize_bytes(before or 0) < itemsize_bytes(after or 0)
 
 

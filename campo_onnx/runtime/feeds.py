@@ -187,12 +187,12 @@ def _array(archive: ZipFile, stored: str) -> NDArray[Any]:
     return array
 
 
-def _problems(given: Mapping[str, _Header], view: GraphView) -> list[str]:
-    problems = [f"input {name!r} is missing" for name in view.inputs if name not in given]
-    problems += [f"the graph has no input {name!r}" for name in given if name not in view.inputs]
+def _problems(headers: Mapping[str, _Header], view: GraphView) -> list[str]:
+    problems = [f"input {name!r} is missing" for name in view.inputs if name not in headers]
+    problems += [f"the graph has no input {name!r}" for name in headers if name not in view.inputs]
     for name in view.inputs:
-        if name in given:
-            problems += _misfit(given[name], view.tensors[name])
+        if name in headers:
+            problems += _misfit(headers[name], view.tensors[name])
     return problems
 
 

@@ -83,7 +83,7 @@ class StepInterface:
         rows = sorted(f"{spec.name} {spec}" for spec in self.state.values())
         return hashlib.sha256("\n".join(rows).encode()).hexdigest()
 
-    def first_state(self, given: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def first_state(self, start: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Return a value for every state input.
 
         Optimizer state that is not given is zero, and moving averages begin as the parameters.
@@ -94,10 +94,13 @@ class StepInterface:
             If a parameter or buffer is missing, a value is unknown or does not fit, or the count of updates
             is negative.
         """
-        averages = {n: p for n in self.state if n not in given and (p := step_naming.averaged(n)) in given}
-        given = {**given, **{name: given[parameter] for name, parameter in averages.items() if parameter}}
-        missing = [n for n in self.state if n not in given and not step_naming.is_optimizer_state(n)]
-        unknown = [name for name in given if name not in self.state]
+        averages = {n: p for n in self.state if n not in start and (p := step_naming.averaged(n)) in start}
+        start = {
+            **start,
+            **{name: start[parameter] for name, parameter in averages.items() if parameter},
+        }
+        missing = [n for n in self.state if n not in start and not step_naming.is_optimizer_state(n)]
+        unknown = [name for name in start if name not in self.state]
         if missing or unknown:
             why = [f"it lacks {', '.join(missing)}"] if missing else []
             why += [f"the graph has no state {', '.join(unknown)}"] if unknown else []
@@ -107,7 +110,7 @@ class StepInterface:
                 remedy="Give a value for every parameter and buffer, by the name of its input.",
             )
         state = {
-            name: spec.fitted(given[name]) if name in given else np.zeros(spec.shape, spec.numpy_dtype)
+            name: spec.fitted(start[name]) if name in start else np.zeros(spec.shape, spec.numpy_dtype)
             for name, spec in self.state.items()
         }
         if np.any(state.get(step_naming.STEP, 0) < 0):
@@ -115,14 +118,14 @@ class StepInterface:
             raise UsageError(f"{step_naming.STEP!r} is {count}", remedy="It counts updates, from 0 on.")
         return state
 
-    def difference(self, found: Mapping[str, NDArray[Any]]) -> str:
+    def difference(self, arrays: Mapping[str, NDArray[Any]]) -> str:
         """Say how a state read from a file differs in names, types or shapes; ``""`` if it does not."""
-        if missing := sorted(self.state.keys() - found.keys()):
+        if missing := sorted(self.state.keys() - arrays.keys()):
             return f"it lacks {missing[0]!r}" + (f" and {len(missing) - 1} more" if missing[1:] else "")
-        if unknown := sorted(found.keys() - self.state.keys()):
+        if unknown := sorted(arrays.keys() - self.state.keys()):
             return f"it holds {unknown[0]!r}" + (f" and {len(unknown) - 1} more" if unknown[1:] else "")
         for name, spec in self.state.items():
-            there = f"{found[name].dtype}{list(found[name].shape)}"
+            there = f"{arrays[name].dtype}{list(arrays[name].shape)}"
             if there != str(spec):
                 return f"{name!r} is {spec} here, and {there} there"
         return ""

@@ -188,12 +188,12 @@ class Tracer:
         if node.op.domain or node.op.op_type not in _ELEMENTWISE:
             return None
         terms: list[Term | None] = []
-        for given in node.inputs:
-            if self.view.shape(given) in ((), (1,)):
+        for source in node.inputs:
+            if self.view.shape(source) in ((), (1,)):
                 terms.append(None)
                 continue
-            whole = self.view.shape(given) == self.view.shape(tensor) and self._is_only_for(given, node)
-            term = self._term(given, axes) if whole else None
+            whole = self.view.shape(source) == self.view.shape(tensor) and self._is_only_for(source, node)
+            term = self._term(source, axes) if whole else None
             if term is None:
                 return None
             terms.append(term)

@@ -60,7 +60,9 @@ class FlatStep:
             parameters = {name: output for name, output in parameters.items() if output is None}
         model, self._kept = kept_as_read(imported.model, imported.view, parameters)
         trained = {n: step_naming.parameter(n) for n in interface.gradients}
-        orders = {n: self._kept[given].order for n, given in trained.items() if given in self._kept}
+        orders = {
+            n: self._kept[parameter].order for n, parameter in trained.items() if parameter in self._kept
+        }
         self._layout = flat_layout(interface.shapes(), update.groups, orders)
         has_check = step_naming.GRADS_FINITE in step.metrics or step_naming.LOSS_SCALE not in step.feeds
         self._update = FlatUpdate(
@@ -151,9 +153,9 @@ class FlatStep:
             parts = self._layout.unpacked(buffer.read())
             arrays |= {name_of(name): np.asarray(part, order="C") for name, part in parts.items()}
         for name, value in (self._frozen | self._buffers[self._side]).items():
-            kept = self._kept.get(name)
+            layout = self._kept.get(name)
             array = value.read()
-            arrays[name] = array if kept is None else np.asarray(in_order(array, kept.order), order="C")
+            arrays[name] = array if layout is None else np.asarray(in_order(array, layout.order), order="C")
         if step_naming.STEP in self._interface.step.state:
             arrays[step_naming.STEP] = np.asarray(self._update.count, np.int64)
         return {name: arrays[name] for name in self._interface.step.state}
@@ -168,8 +170,8 @@ class FlatStep:
         self._taken = 0
 
     def _as_kept(self, name: str, value: NDArray[Any]) -> NDArray[Any]:
-        kept = self._kept.get(name)
-        return np.asarray(value if kept is None else value.transpose(kept.order), order="C")
+        layout = self._kept.get(name)
+        return np.asarray(value if layout is None else value.transpose(layout.order), order="C")
 
     def _differentiate(self, tensors: Tensors) -> Arrays:
         """Compute the gradients of one step and add them to the window's."""

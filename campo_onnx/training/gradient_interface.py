@@ -61,15 +61,15 @@ def gradient_interface(
     UnsupportedModelError
         If a gradient does not fit its parameter, or a parameter is not FP32.
     """
-    found = paired_interface(view, pairs, constants)
-    if any(map(step_naming.is_parameter, found.next_value)):
+    paired = paired_interface(view, pairs, constants)
+    if any(map(step_naming.is_parameter, paired.next_value)):
         raise UsageError(
             "the graph updates its parameters itself",
             remedy="Leave out `update`, or export the step without an optimizer.",
         )
     frozen = {name for name, output in (pairs or {}).items() if output is None}
     gradients = {
-        n: output for n, output in gradients_of(found).items() if step_naming.parameter(n) not in frozen
+        n: output for n, output in gradients_of(paired).items() if step_naming.parameter(n) not in frozen
     }
     if not gradients:
         raise UsageError(
@@ -78,9 +78,9 @@ def gradient_interface(
             remedy="Export the step without an optimizer.",
         )
     for name, output in gradients.items():
-        _check_fit(found.state[step_naming.parameter(name)], found.metrics[output])
+        _check_fit(paired.state[step_naming.parameter(name)], paired.metrics[output])
     scaled = [output for output in gradients.values() if step_naming.is_scaled_gradient(output)]
-    if scaled and (len(scaled) < len(gradients) or step_naming.LOSS_SCALE not in found.feeds):
+    if scaled and (len(scaled) < len(gradients) or step_naming.LOSS_SCALE not in paired.feeds):
         raise UnsupportedModelError(
             f"the gradient {scaled[0]!r} is scaled, and not all of the graph is",
             remedy="Export all gradients scaled, with the input loss_scale, or none.",
@@ -89,19 +89,19 @@ def gradient_interface(
     lr = step_naming.LEARNING_RATE
     rate = {} if update.optimizer is None else {lr: _spec(lr)}
     step = replace(
-        found,
-        state=MappingProxyType({**found.state, **_own_state(found, gradients, update)}),
-        feeds=MappingProxyType({**found.feeds, **rate}),
-        metrics=MappingProxyType({n: spec for n, spec in found.metrics.items() if n not in outputs}),
+        paired,
+        state=MappingProxyType({**paired.state, **_own_state(paired, gradients, update)}),
+        feeds=MappingProxyType({**paired.feeds, **rate}),
+        metrics=MappingProxyType({n: spec for n, spec in paired.metrics.items() if n not in outputs}),
     )
     return GradientInterface(step=step, gradients=MappingProxyType(gradients), is_scaled=bool(scaled))
 
 
-def _own_state(found: StepInterface, trained: Iterable[str], update: WeightUpdate) -> dict[str, TensorSpec]:
+def _own_state(step: StepInterface, trained: Iterable[str], update: WeightUpdate) -> dict[str, TensorSpec]:
     """List the state that the graph knows nothing of."""
     state: dict[str, TensorSpec] = {}
     for name in trained:
-        shape = found.state[step_naming.parameter(name)].shape
+        shape = step.state[step_naming.parameter(name)].shape
         names = [step_naming.state(slot, name) for slot in update.slots]
         names += [step_naming.average(name)] if update.average_decay is not None else []
         state |= {n: _spec(n, shape) for n in names}

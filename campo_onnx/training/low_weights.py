@@ -56,24 +56,24 @@ def with_low_weights(model: onnx.ModelProto, layout: FlatLayout) -> tuple[onnx.M
         if node.op_type == "Cast" and not node.domain and node.input[0] in names and _makes_fp16(node):
             casts.setdefault(node.input[0], node)
     outputs = {value.name for value in model.graph.output}
-    kept = {given: node for given, node in casts.items() if node.output[0] not in outputs}
-    if not _weights_of(layout).are_cast_at_once([names[given] for given in kept]):
+    removable = {weight: node for weight, node in casts.items() if node.output[0] not in outputs}
+    if not _weights_of(layout).are_cast_at_once([names[weight] for weight in removable]):
         return model, {}
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
-    gone = {node.output[0] for node in kept.values()}
+    gone = {node.output[0] for node in removable.values()}
     nodes = [node for node in changed.graph.node if not (node.op_type == "Cast" and node.output[0] in gone)]
     del changed.graph.node[:]
     changed.graph.node.extend(nodes)
     infos = [info for info in changed.graph.value_info if info.name not in gone]
     del changed.graph.value_info[:]
     changed.graph.value_info.extend(infos)
-    for given, node in kept.items():
-        shape = layout.slices[names[given]].stored
+    for weight, node in removable.items():
+        shape = layout.slices[names[weight]].stored
         changed.graph.input.append(
             helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT16, list(shape))
         )
-    return changed, {names[given]: node.output[0] for given, node in kept.items()}
+    return changed, {names[weight]: node.output[0] for weight, node in removable.items()}
 
 
 def cast_model(rows: int) -> onnx.ModelProto:

@@ -290,19 +290,19 @@ class TrainingSession:
         CheckpointError
             If it cannot be read, is damaged, or belongs to another model; likewise.
         """
-        found = load_checkpoint(Path(path))
-        difference = self.interface.difference(found.state)
-        if not difference and (found.scaler is None) != (self._scaler is None):
+        checkpoint = load_checkpoint(Path(path))
+        difference = self.interface.difference(checkpoint.state)
+        if not difference and (checkpoint.scaler is None) != (self._scaler is None):
             difference = "only one of the two has a loss scale"
-        if difference or found.signature != self.interface.signature:
+        if difference or checkpoint.signature != self.interface.signature:
             raise CheckpointError(
                 f"the checkpoint {path} belongs to another model",
                 why=difference or "its signature is another",
                 remedy="Restore it into a session of the model it was saved from.",
             )
-        self._runner.load(found.state)
-        self._scaler, self._steps = found.scaler, found.steps
-        self._updates = found.steps // self._window if found.updates is None else found.updates
+        self._runner.load(checkpoint.state)
+        self._scaler, self._steps = checkpoint.scaler, checkpoint.steps
+        self._updates = checkpoint.steps // self._window if checkpoint.updates is None else checkpoint.updates
 
     def _scheduled(self) -> dict[str, NDArray[Any]]:
         values = {name: float(value(self._updates)) for name, value in self._schedules.items()}

@@ -68,8 +68,8 @@ def update_model(
     results: dict[str, Value] = {}
     match optimizer:
         case SGD():
-            kept, step = g.number("decay") if optimizer.weight_decay else None, g.number("step")
-            results[PARAMETER] = g.sum(weight, kept, gradient, step if scale is None else g.mul(step, scale))
+            decay, step = g.number("decay") if optimizer.weight_decay else None, g.number("step")
+            results[PARAMETER] = g.sum(weight, decay, gradient, step if scale is None else g.mul(step, scale))
         case Momentum():
             if optimizer.weight_decay:
                 gradient, scale = g.sum(gradient, scale, weight, optimizer.weight_decay), None

@@ -56,18 +56,18 @@ def kept_as_read(
     shapes = {name: view.shape(name) or () for name in gradients}
     sizes = {name: {i: n for i, n in enumerate(shape) if n > 1} for name, shape in shapes.items()}
     readings = {
-        name: found for name in sizes if (found := Tracer(view=view, sizes=sizes[name]).readings(name))
+        name: readers for name in sizes if (readers := Tracer(view=view, sizes=sizes[name]).readings(name))
     }
-    found_readings = (reading for found in readings.values() for reading in found)
+    found_readings = (reading for readers in readings.values() for reading in readers)
     taken = frozenset(node for reading in found_readings for node in reading.made_by(view))
     edits = _Edits(model=model, view=view)
-    kept: dict[str, Kept] = {}
-    for name, found in readings.items():
+    layouts: dict[str, Kept] = {}
+    for name, readers in readings.items():
         tracer = Tracer(view=view, sizes=sizes[name], taken=taken)
-        how = _keep(edits, tracer, name, found, gradients[name])
+        how = _keep(edits, tracer, name, readers, gradients[name])
         if how is not None:
-            kept[name] = how
-    return (edits.applied() if kept else model), kept
+            layouts[name] = how
+    return (edits.applied() if layouts else model), layouts
 
 
 def _keep(

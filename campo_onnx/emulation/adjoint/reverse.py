@@ -117,8 +117,8 @@ class Reverse:
 
 def _soon(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
     """Put the nodes of a scope ``rounding/N`` behind the last gradient they read: else all would wait."""
-    made = {tensor: index for index, node in enumerate(nodes) for tensor in node.output}
-    reads = [[made[name] for name in node.input if name in made] for node in nodes]
+    position = {tensor: index for index, node in enumerate(nodes) for tensor in node.output}
+    reads = [[position[name] for name in node.input if name in position] for node in nodes]
     scopes = [node.name.split("/")[1] if node.name.startswith(f"{ROUNDING}/") else "" for node in nodes]
     place = [*range(len(nodes))]
     last: dict[str, int] = {}

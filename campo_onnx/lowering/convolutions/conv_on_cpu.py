@@ -213,10 +213,10 @@ def _reaching(axes: list[Axis]) -> np.ndarray:
     place, tap = np.zeros((1, 1), np.int64), np.zeros((1, 1), np.int64)
     exists = np.ones((1, 1), bool)
     for axis in axes:
-        numbers, which, found = axis.reaching()
+        numbers, which, reached = axis.reaching()
         place = np.add.outer(place * axis.result, numbers)
         tap = np.add.outer(tap * axis.taps, which)
-        exists = np.logical_and.outer(exists, found)
+        exists = np.logical_and.outer(exists, reached)
         # Pixels of both axes come before the taps that reach them.
         shape = (place.shape[0] * axis.size, -1)
         place, tap, exists = (a.transpose(0, 2, 1, 3).reshape(shape) for a in (place, tap, exists))

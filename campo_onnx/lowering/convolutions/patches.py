@@ -103,7 +103,7 @@ class Axis:
 
     def reaching(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
         """Say by which positions and taps each element is read, and which entries of the two tables count."""
-        found = [
+        rows = [
             [
                 ((element + self.padding - tap * self.dilation) // self.stride, tap)
                 for tap in range(self.taps)
@@ -112,10 +112,10 @@ class Axis:
             ]
             for element in range(self.size)
         ]
-        most = max(1, *map(len, found))
+        most = max(1, *map(len, rows))
         positions, taps = np.zeros((2, self.size, most), np.int64)
         counts = np.zeros((self.size, most), bool)
-        for element, pairs in enumerate(found):
+        for element, pairs in enumerate(rows):
             for entry, (position, tap) in enumerate(pairs):
                 positions[element, entry], taps[element, entry] = position, tap
                 counts[element, entry] = True

@@ -49,19 +49,19 @@ EXACT = Need()
 NOTHING: Needs = {}
 
 
-def magnitude_of(known: ValueRange | None) -> float:
+def magnitude_of(values: ValueRange | None) -> float:
     """The factor that a constant is; 1 of what varies, whose size no constant tells."""
-    return 1.0 if known is None or known.varies else known.magnitude or 1.0
+    return 1.0 if values is None or values.varies else values.magnitude or 1.0
 
 
-def least_magnitude(known: ValueRange) -> float:
+def least_magnitude(values: ValueRange) -> float:
     """Proved distance of the values from zero."""
-    return max(known.lowest, -known.highest, 0.0)
+    return max(values.lowest, -values.highest, 0.0)
 
 
 def have_one_sign(inputs: Ranges) -> bool:
     """Whether no input may be negative, or none positive, so that a sum of them cannot cancel."""
-    present = [known for known in inputs if known is not None]
+    present = [values for values in inputs if values is not None]
     return all(r.lowest >= 0.0 for r in present) or all(r.highest <= 0.0 for r in present)
 
 

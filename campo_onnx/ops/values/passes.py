@@ -167,7 +167,7 @@ def contracted(signature: Signature, inputs: Ranges, result: ValueRange, need: N
     if not shape or len(signature.inputs) < 2:
         return NOTHING
     if signature.op.op_type == "Einsum":
-        shapes = [known for i in range(len(inputs)) if (known := shape_of(signature, i)) is not None]
+        shapes = [sizes for i in range(len(inputs)) if (sizes := shape_of(signature, i)) is not None]
         terms = einsum(signature, *shapes)[0].k if len(shapes) == len(inputs) == 2 else math.inf
     else:
         terms = factors(signature, shape, ())[0][-1]

@@ -25,7 +25,7 @@ def _vanishes(signature: Signature, inputs: Ranges) -> bool:
     A deviation from the mean does, and a sum of products with it; a scale per channel does not, which is an
     input of the graph, or is shared by several guards.
     """
-    guard = next((i for i in (0, 1) if (known := inputs[i]) is not None and known.is_guard), None)
+    guard = next((i for i in (0, 1) if (values := inputs[i]) is not None and values.is_guard), None)
     if guard is None:
         return True
     other, product = signature.inputs[1 - guard], signature.outputs[0]
@@ -33,9 +33,9 @@ def _vanishes(signature: Signature, inputs: Ranges) -> bool:
         return True
     if other.elements < product.elements:
         return False
-    known, factor = inputs[guard], inputs[1 - guard]
+    values, factor = inputs[guard], inputs[1 - guard]
     is_given = factor is not None and factor.is_given
-    return not is_given or known is None or other.elements > known.guarded
+    return not is_given or values is None or other.elements > values.guarded
 
 
 def div(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:

@@ -31,21 +31,21 @@ def propagated(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     return (*(_typed(r, dtype) for r, dtype in zip(results, types, strict=False)), *rest)
 
 
-def _typed(found: ValueRange, dtype: int) -> ValueRange:
+def _typed(values: ValueRange, dtype: int) -> ValueRange:
     """An integer or boolean output is at most what its type holds."""
     by_type = of_type(dtype)
     if not by_type.is_integer:
-        return found
-    lowest, highest = max(found.lowest, by_type.lowest), min(found.highest, by_type.highest)
+        return values
+    lowest, highest = max(values.lowest, by_type.lowest), min(values.highest, by_type.highest)
     if lowest > highest:
         return by_type
-    like = replace(found, is_integer=True, from_integers=True)
+    like = replace(values, is_integer=True, from_integers=True)
     return made(
         lowest,
         highest,
-        found.expected_lowest,
-        found.expected_highest,
-        smallest=max(found.smallest, 1.0),
+        values.expected_lowest,
+        values.expected_highest,
+        smallest=max(values.smallest, 1.0),
         like=like,
     )
 

@@ -137,17 +137,17 @@ def _line_of_word(text: str, word: str) -> int | None:
 def _line_of_key(text: str, path: str) -> int | None:
     """Line of the key that a path begins with (``deny.ops[1]``), or of the table that it is in."""
     table, _, key = re.sub(r"\[.*", "", path).partition(".")
-    inside, found = "", None
+    inside, line_number = "", None
     for number, line in _numbered(text):
         if header := re.fullmatch(r"\[\s*([^][]*?)\s*\]", line.strip()):
             inside = header[1]
-            found = number if inside == table else found
+            line_number = number if inside == table else line_number
         name = line.partition("=")[0].strip()
         if (inside, name) == (table, key):
             return number
         if (inside, name) == ("", table):
-            found = number
-    return found
+            line_number = number
+    return line_number
 
 
 def _numbered(text: str) -> Iterator[tuple[int, str]]:

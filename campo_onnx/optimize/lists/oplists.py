@@ -129,20 +129,20 @@ def _presets() -> Mapping[str, OpLists]:
     about = tomllib.loads(_TABLE.joinpath("presets.toml").read_text(encoding="utf-8"))
     table = _TABLE.joinpath("presets.csv").read_text(encoding="utf-8")
     rows = [(OpKey.parse(row["op"]), row) for row in csv.DictReader(table.splitlines())]
-    found = {}
+    presets = {}
     for name, facts in about.items():
         tables = {
             op_class.value: frozenset(op for op, row in rows if row[name] == op_class.value)
             for op_class in TABLES
         }
-        found[name] = OpLists(
+        presets[name] = OpLists(
             name=name,
             title=facts["title"],
             patterns=tuple(facts["patterns"]),
             taint_through_decisions=facts["taint_through_decisions"],
             **tables,
         )
-    return MappingProxyType(found)
+    return MappingProxyType(presets)
 
 
 def with_overrides(
@@ -171,8 +171,8 @@ def with_overrides(
     def where(_: str) -> str:
         return "op list options"
 
-    given = {OpClass.ALLOW: allow, OpClass.INFER: infer, OpClass.CLEAR: clear, OpClass.DENY: deny}
-    moves = {op_class: op_keys(labels, where) for op_class, labels in given.items()}
+    overrides = {OpClass.ALLOW: allow, OpClass.INFER: infer, OpClass.CLEAR: clear, OpClass.DENY: deny}
+    moves = {op_class: op_keys(labels, where) for op_class, labels in overrides.items()}
     check(moves, (), lists.denied_for_safety, where)
     if not any(moves.values()):
         return lists
@@ -196,12 +196,12 @@ def moved(lists: OpLists, moves: Tables) -> OpLists:
 
 def check(tables: Tables, patterns: Iterable[str], safety_deny: Collection[OpKey], where: Where) -> None:
     """Refuse lists that overlap, release an operator of `safety_deny` or name an unknown pattern rule."""
-    found: dict[OpKey, OpClass] = {}
+    class_of: dict[OpKey, OpClass] = {}
     for op_class, op in ((op_class, op) for op_class, ops in tables.items() for op in sorted(ops)):
         label, table = op.label, op_class.value
-        if op in found:
+        if op in class_of:
             raise UsageError(
-                f"{where(label)}: {label} is on two lists, {found[op].value} and {table}",
+                f"{where(label)}: {label} is on two lists, {class_of[op].value} and {table}",
                 remedy="Leave it on one of them.",
             )
         if op in safety_deny and op_class in (OpClass.ALLOW, OpClass.INFER, OpClass.CLEAR):
@@ -210,7 +210,7 @@ def check(tables: Tables, patterns: Iterable[str], safety_deny: Collection[OpKey
                 why="losses, weight updates and control flow stay FP32",
                 remedy="Take it off that list.",
             )
-        found[op] = op_class
+        class_of[op] = op_class
     for pattern in patterns:
         if pattern not in PATTERNS:
             what = f"{where(pattern)}: unknown pattern rule {pattern!r}"
@@ -231,7 +231,7 @@ def op_keys(labels: Iterable[str], where: Where) -> frozenset[OpKey]:
     return frozenset(map(OpKey.parse, labels))
 
 
-def suggestion(word: str, known: Sequence[str]) -> str:
+def suggestion(word: str, candidates: Sequence[str]) -> str:
     """The nearest of the known words, or all of them."""
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known)}."
+    close = difflib.get_close_matches(word, candidates, n=1)
+    return f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(candidates)}."

@@ -39,7 +39,7 @@ def unmatched(
     names = [node.name for node in view.nodes]
     if keep_fp32:
         names += dict.fromkeys(module for node in view.nodes for module in node.modules)
-    found = [
+    lines = [
         f"{option} {text} matches no node of the graph.{_suggestion(text, labels)}"
         for option, texts in operators.items()
         for text in texts
@@ -48,25 +48,25 @@ def unmatched(
     for text in keep_fp32:
         pattern = pattern_of(text)
         if not matching([pattern], (*labels, *names)):
-            found.append(f"--keep-fp32 {text} matches no node of the graph.{_hint(pattern, labels, names)}")
-    return (*found, *(_misspelt(lists, labels) if lists is not None else ()))
+            lines.append(f"--keep-fp32 {text} matches no node of the graph.{_hint(pattern, labels, names)}")
+    return (*lines, *(_misspelt(lists, labels) if lists is not None else ()))
 
 
 def _misspelt(lists: OpLists, labels: Sequence[str]) -> Iterator[str]:
     """Operators of domains that we know in full, which are neither in them nor in the graph."""
-    known = {op.label for op in current().specs} | {schema.name for schema in onnx.defs.get_all_schemas()}
+    existing = {op.label for op in current().specs} | {schema.name for schema in onnx.defs.get_all_schemas()}
     named = sorted(op for ops in lists.tables.values() for op in ops)
-    found = [op for op in named if op.domain == "" and op.label not in known and op.label not in labels]
-    for op in found[:_MOST_MISSPELT]:  # a file may name thousands, and each is compared with all
-        suggestion = _suggestion(op.label, sorted(known))
+    misspelt = [op for op in named if op.domain == "" and op.label not in existing and op.label not in labels]
+    for op in misspelt[:_MOST_MISSPELT]:  # a file may name thousands, and each is compared with all
+        suggestion = _suggestion(op.label, sorted(existing))
         yield f"the lists {lists.name} name {op.label}, which ONNX does not define.{suggestion}"
-    if len(found) > _MOST_MISSPELT:
-        more = len(found) - _MOST_MISSPELT
+    if len(misspelt) > _MOST_MISSPELT:
+        more = len(misspelt) - _MOST_MISSPELT
         yield f"the lists {lists.name} name {more} more operators that ONNX does not define."
 
 
-def _suggestion(text: str, known: Iterable[str]) -> str:
-    near = get_close_matches(text, list(known), n=1)
+def _suggestion(text: str, candidates: Iterable[str]) -> str:
+    near = get_close_matches(text, list(candidates), n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 

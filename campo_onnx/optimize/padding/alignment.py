@@ -127,14 +127,14 @@ def open_axes(imported: Imported, dims: Mapping[str, int]) -> frozenset[Axis]:
     graph = imported.model.graph
     declared = {v.name: v.type.tensor_type for v in (*graph.value_info, *graph.input, *graph.output)}
     fixed = {tensor.name for tensor in graph.initializer}
-    found = set()
+    axes = set()
     for name, info in imported.view.tensors.items():
-        known = declared[name].shape.dim if name in declared else ()
+        dims_declared = declared[name].shape.dim if name in declared else ()
         for position, size in enumerate(info.shape or ()):
-            is_declared = position < len(known) and known[position].HasField("dim_value")
-            if name not in fixed and not (is_declared and known[position].dim_value == size):
-                found.add(Axis(name, position))
-    return frozenset(found)
+            is_declared = position < len(dims_declared) and dims_declared[position].HasField("dim_value")
+            if name not in fixed and not (is_declared and dims_declared[position].dim_value == size):
+                axes.add(Axis(name, position))
+    return frozenset(axes)
 
 
 def _has_no_bias(node: OpNode) -> bool:

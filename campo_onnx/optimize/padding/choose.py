@@ -149,7 +149,7 @@ def _candidates(
         return []
     wanted = frozenset(names)
     stored = limits.stored.difference(existing_versions(view, low))
-    found = []
+    candidates = []
     for node in view.nodes:
         ports = problem.ports[node.name]
         if node.name not in wanted or 0 not in ports.low_outputs:
@@ -161,7 +161,7 @@ def _candidates(
         kernel_us = node_time(signature, ports, target, low).time_us
         aligned_us = node_time(alignment.applied_to(signature), ports, target, low).time_us
         wants = [(node.inputs[i], ends) for i, ends in alignment.inputs.items()]
-        found.append(
+        candidates.append(
             _Candidate(
                 node=node,
                 alignment=alignment,
@@ -171,7 +171,7 @@ def _candidates(
                 slice_us=_slice_us(problem, node.outputs[0], target) if alignment.output else 0.0,
             )
         )
-    return found
+    return candidates
 
 
 def _pad_us(problem: Problem, want: _Want, target: Target) -> float:
@@ -205,12 +205,12 @@ class _Links:
         for c in candidates:
             if c.alignment.output is None:
                 continue
-            made = (c.node.outputs[0], c.alignment.output)
-            if c.alignment.zero_filled and made in self.consumers:
-                self.producer[made] = c.node.name
-            uses = problem.view.consumers.get(made[0], ())
-            others = [use for use in uses if not c.alignment.zero_filled or reading.get(use) != made]
-            if others or problem.view.tensors[made[0]].is_output:
+            output = (c.node.outputs[0], c.alignment.output)
+            if c.alignment.zero_filled and output in self.consumers:
+                self.producer[output] = c.node.name
+            uses = problem.view.consumers.get(output[0], ())
+            others = [use for use in uses if not c.alignment.zero_filled or reading.get(use) != output]
+            if others or problem.view.tensors[output[0]].is_output:
                 self.sliced_anyway.add(c.node.name)
 
     def padding(self, limits: PadLimits) -> Padding:
@@ -242,8 +242,8 @@ class _Links:
 
     def chained(self, c: _Candidate) -> list[str]:
         """Candidates that could read the padded output."""
-        made = (c.node.outputs[0], c.alignment.output or ())
-        return self.consumers.get(made, []) if made in self.producer else []
+        output = (c.node.outputs[0], c.alignment.output or ())
+        return self.consumers.get(output, []) if output in self.producer else []
 
 
 def _planned_pads(links: _Links, chosen: frozenset[str]) -> tuple[PlannedPad, ...]:

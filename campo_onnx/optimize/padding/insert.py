@@ -44,8 +44,8 @@ def insert_pads(topology: Topology, pads: Sequence[PlannedPad], only_padded: Abs
     """
     work = _Padding(topology, only_padded)
     planned = {pad.node: pad for pad in pads}
-    given, topology.nodes = topology.nodes, []
-    for node in given:
+    nodes, topology.nodes = topology.nodes, []
+    for node in nodes:
         if node.name not in planned:
             topology.nodes.append(node)
             continue

@@ -152,12 +152,12 @@ class Plan:
     @cached_property
     def casts_at(self) -> Mapping[str, tuple[PlannedCast, ...]]:
         """New Casts at the inputs and outputs of each node that has any."""
-        found: dict[str, dict[str, PlannedCast]] = {}
+        by_tensor: dict[str, dict[str, PlannedCast]] = {}
         for cast in self.casts:
             for node in (cast.producer, *(use.node for use in cast.consumers)):
-                found.setdefault(node, {})[cast.tensor] = cast
-        found.pop("", None)  # who makes graph inputs
-        return MappingProxyType({node: tuple(casts.values()) for node, casts in found.items()})
+                by_tensor.setdefault(node, {})[cast.tensor] = cast
+        by_tensor.pop("", None)  # who makes graph inputs
+        return MappingProxyType({node: tuple(casts.values()) for node, casts in by_tensor.items()})
 
     @property
     def cast_us(self) -> float:

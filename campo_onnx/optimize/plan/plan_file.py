@@ -83,7 +83,7 @@ def _from_version_1(document: Document) -> Document:
         return row | {"consumers": [[node, positionless] for node in row["consumers"]]}
 
     def decision_of(row: Document) -> Document:
-        given = {"precision": None} if row["precision"] == "-" else {}
+        precision = {"precision": None} if row["precision"] == "-" else {}
         was_low = row["decided_by"] == "graph"
         why: dict[str, Any] = (
             {"decided_by": Reason.ALREADY_LOW.value, "facts": {}}
@@ -93,8 +93,8 @@ def _from_version_1(document: Document) -> Document:
                 "facts": {"who": row["decided_by"], "why": row["reason"]},
             }
         )
-        kept = {k: v for k, v in row.items() if k not in ("reason", "decided_by")}
-        return kept | given | why
+        fields_left = {k: v for k, v in row.items() if k not in ("reason", "decided_by")}
+        return fields_left | precision | why
 
     return document | {
         "digest": "",

@@ -85,7 +85,7 @@ def report_of(plan: Plan) -> Report:
     dropped = {cast.node for cast in plan.dropped}
     decisions = [d for d in plan.decisions if d.precision is not None]
     counts = Counter(d.precision for d in decisions if d.node not in dropped)
-    kept = [d for d in decisions if d.precision is Precision.FP32 and d.node not in dropped]
+    in_fp32 = [d for d in decisions if d.precision is Precision.FP32 and d.node not in dropped]
     casts_down = sum(cast.dst is plan.low for cast in plan.casts)
     unknown = Counter(d.op_type for d in plan.decisions if d.op_class is OpClass.UNKNOWN)
     return Report(
@@ -98,7 +98,7 @@ def report_of(plan: Plan) -> Report:
         casts_down=casts_down,
         casts_up=len(plan.casts) - casts_down,
         ops=_op_rows(decisions, plan.low, dropped),
-        kept=_kept_rows(kept),
+        kept=_kept_rows(in_fp32),
         unknown_ops=tuple(unknown.most_common()),
     )
 
@@ -120,9 +120,9 @@ def _op_rows(decisions: list[Decision], low: Precision, dropped: set[str]) -> tu
     return tuple(sorted(rows, key=lambda row: (-row.fp32_us, row.op_type)))
 
 
-def _kept_rows(kept: list[Decision]) -> tuple[KeptRow, ...]:
+def _kept_rows(decisions: list[Decision]) -> tuple[KeptRow, ...]:
     groups: dict[tuple[Reason, str], list[Decision]] = defaultdict(list)
-    for decision in kept:
+    for decision in decisions:
         if decision.op_type != "Constant":
             groups[decision.decided_by, decision.verdict.summary].append(decision)
     rows = [

@@ -125,15 +125,15 @@ class _Rewriting:
     @staticmethod
     def _sources(plan: Plan) -> dict[Use, PlannedCast | ExistingCast | LowConstant]:
         """By reading, what the plan says it gets its low version from."""
-        found: dict[Use, PlannedCast | ExistingCast | LowConstant] = {}
+        source_of: dict[Use, PlannedCast | ExistingCast | LowConstant] = {}
         for cast in plan.casts:
             if cast.dst is plan.low:
-                found |= dict.fromkeys(cast.consumers, cast)
+                source_of |= dict.fromkeys(cast.consumers, cast)
         for existing in (*plan.reused, *plan.dropped):
-            found |= dict.fromkeys(existing.consumers, existing)
+            source_of |= dict.fromkeys(existing.consumers, existing)
         for constant in plan.constants:
-            found |= dict.fromkeys(constant.consumers, constant)
-        return found
+            source_of |= dict.fromkeys(constant.consumers, constant)
+        return source_of
 
     def execute(self, node: gs.Node) -> None:
         """Give one node its low inputs and outputs, and put it, with its casts, behind the last."""
@@ -144,8 +144,8 @@ class _Rewriting:
             if tensor.name in self._merged:
                 read_instead(node, position, self._merged[tensor.name])
         if decision.attribute:
-            given = self.view.node[node.name].attributes.get(decision.attribute)
-            value = low_attribute(given, Ports(attribute=decision.attribute), self.low)
+            attribute = self.view.node[node.name].attributes.get(decision.attribute)
+            value = low_attribute(attribute, Ports(attribute=decision.attribute), self.low)
             self._attributes[node.name] = {decision.attribute: value}
         if node.name in self._dropped:
             self._drop(self._dropped[node.name])

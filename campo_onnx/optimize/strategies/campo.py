@@ -22,10 +22,10 @@ def campo(problem: Problem) -> Assignment:
     tainted = traverse_2(problem)
     for name in tainted:
         verdicts[name] = Reason.DOWNSTREAM_OF_DENY.of()
-    found = traverse_3(problem, low, tainted)
-    for name in found:
+    between = traverse_3(problem, low, tainted)
+    for name in between:
         verdicts[name] = Reason.BETWEEN.of()
-    low |= found
+    low |= between
     fourth = traverse_4(problem, low, tainted)
     verdicts |= fourth.verdicts
     low |= fourth.low
@@ -49,9 +49,9 @@ def traverse_1(problem: Problem) -> Assignment:
     low: set[str] = set()
     has_low_version = {tensor for tensor, site in problem.sites.items() if site.existing is not None}
     waiting = [node for node in problem.view.nodes if has_class(problem, node.name, OpClass.ALLOW)]
-    found = True
-    while found:
-        found = False
+    changed = True
+    while changed:
+        changed = False
         for node in waiting:
             cost, ports = problem.costs.nodes[node.name], problem.ports[node.name]
             inputs = {node.inputs[i] for i in ports.low_inputs} & problem.sites.keys()
@@ -63,7 +63,7 @@ def traverse_1(problem: Problem) -> Assignment:
                 gain_us=cost.gain_us, cast_us=cast_us
             )
             if pays:
-                found = True
+                changed = True
                 low.add(node.name)
                 has_low_version |= to_cast
         waiting = [node for node in waiting if node.name not in low]
@@ -94,9 +94,9 @@ def traverse_4(problem: Problem, low: frozenset[str], tainted: frozenset[str]) -
     verdicts: dict[str, Verdict] = {}
     low_now = set(low)
     waiting = list(_clear_groups(problem, low, tainted))
-    found = True
-    while found:
-        found = False
+    changed = True
+    while changed:
+        changed = False
         for group in waiting:
             gain_us = math.fsum(problem.costs.nodes[name].gain_us for name in group)
             sites = {site.tensor: site for name in group for site in problem.sites_of(name)}
@@ -108,7 +108,7 @@ def traverse_4(problem: Problem, low: frozenset[str], tainted: frozenset[str]) -
             )
             verdicts |= dict.fromkeys(group, verdict)
             if pays:
-                found = True
+                changed = True
                 low_now |= group
         waiting = [group for group in waiting if not group <= low_now]
     return Assignment(low=frozenset(low_now - low), verdicts=verdicts)

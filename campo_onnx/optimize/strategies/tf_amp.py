@@ -26,22 +26,22 @@ def tf_amp(problem: Problem) -> Assignment:
     def may_become_low(name: str, *classes: OpClass) -> bool:
         return name not in tainted and has_class(problem, name, *classes)
 
-    found = between(view, low, lambda name: may_become_low(name, OpClass.INFER, OpClass.CLEAR))
-    _note(verdicts, found, Reason.BETWEEN)
-    low |= found
-    found = flood(view, low, lambda name: may_become_low(name, OpClass.CLEAR))
-    _note(verdicts, found, Reason.CLEAR_NEIGHBOUR)
-    low |= found
-    found = _retargeted_casts(problem, low)
-    _note(verdicts, found, Reason.CONSUMERS_LOW)
-    low |= found
+    added = between(view, low, lambda name: may_become_low(name, OpClass.INFER, OpClass.CLEAR))
+    _note(verdicts, added, Reason.BETWEEN)
+    low |= added
+    added = flood(view, low, lambda name: may_become_low(name, OpClass.CLEAR))
+    _note(verdicts, added, Reason.CLEAR_NEIGHBOUR)
+    low |= added
+    added = _retargeted_casts(problem, low)
+    _note(verdicts, added, Reason.CONSUMERS_LOW)
+    low |= added
     rest = frozenset(n.name for n in view.nodes if problem.is_free(n.name)) - verdicts.keys()
     _note(verdicts, rest, Reason.NOT_BETWEEN)
     return Assignment(low=low, verdicts={k: v for k, v in verdicts.items() if problem.is_free(k)})
 
 
 def _retargeted_casts(problem: Problem, low: frozenset[str]) -> frozenset[str]:
-    found = set()
+    casts = set()
     for node in problem.view.nodes:
         if node.op.op_type == "Cast" and node.name not in low and problem.is_free(node.name):
             site = problem.sites.get(node.outputs[0])
@@ -51,8 +51,8 @@ def _retargeted_casts(problem: Problem, low: frozenset[str]) -> frozenset[str]:
                 and not site.needs_fp32
                 and all(c in low for c in site.consumers)
             ):
-                found.add(node.name)
-    return frozenset(found)
+                casts.add(node.name)
+    return frozenset(casts)
 
 
 def _note(verdicts: dict[str, Verdict], names: frozenset[str], reason: Reason) -> None:

@@ -79,18 +79,18 @@ class _Backward:
         self._unit = 2.0 ** -(values.low.fraction_bits + 1)
 
     def visit(self, node: OpNode, more: Needs) -> None:
-        asked = [(t, one) for t in node.outputs if t for one in self._asked.get(t, ())]
+        requests = [(t, one) for t in node.outputs if t for one in self._asked.get(t, ())]
         spec = self._specs.spec(node.op)
-        if spec.asks_accuracy is None and not asked and not more:
+        if spec.asks_accuracy is None and not requests and not more:
             return
         ports = self._values.ports[node.name]
-        for tensor, one in asked:
+        for tensor, one in requests:
             is_kept = (
                 spec.family not in _OF_THEIR_OWN or one.need.is_place or self._passed(node, spec, tensor, one)
             )
             if is_kept and self._is_low_output(node, tensor, ports):
                 self._keep(node, tensor, one)
-        for position, one in self._needs_of_inputs(node, spec, asked, more):
+        for position, one in self._needs_of_inputs(node, spec, requests, more):
             tensor = node.inputs[position] if position < len(node.inputs) else ""
             if not tensor or not self._follows(tensor, one.need):
                 continue
@@ -99,11 +99,11 @@ class _Backward:
             self._ask(tensor, one)
 
     def _needs_of_inputs(
-        self, node: OpNode, spec: OpSpec, asked: list[tuple[str, _Asked]], more: Needs
+        self, node: OpNode, spec: OpSpec, requests: list[tuple[str, _Asked]], more: Needs
     ) -> Iterator[tuple[int, _Asked]]:
         for position, need in more.items():
             yield position, _Asked(need, node.name)
-        if spec.asks_accuracy is None and (not asked or spec.passes_accuracy is None):
+        if spec.asks_accuracy is None and (not requests or spec.passes_accuracy is None):
             return
         signature = self._values.view.signature(node.name)
         inputs = tuple(self._values.range(t) if t else None for t in node.inputs)
@@ -111,7 +111,7 @@ class _Backward:
             tolerance = _ROUNDINGS * self._unit
             for position, need in spec.asks_accuracy(signature, inputs, tolerance).items():
                 yield position, _Asked(need, node.name)
-        for tensor, one in asked:
+        for tensor, one in requests:
             for position, need in self._passed(node, spec, tensor, one).items():
                 yield position, _Asked(need, one.reader)
 

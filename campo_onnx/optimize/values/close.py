@@ -6,8 +6,9 @@ from onnx import TensorProto
 
 from campo_onnx.ir.view import OpNode
 from campo_onnx.ops.key import op_keys
-from campo_onnx.ops.registry import current
+from campo_onnx.ops.registry import current, having
 from campo_onnx.ops.values.need import EXACT, Need, Needs
+from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.values.accumulated import Accumulated
 from campo_onnx.optimize.values.functions import Functions
 from campo_onnx.optimize.values.graph_values import GraphValues
@@ -24,9 +25,10 @@ from campo_onnx.optimize.values.sum_ops import (
 )
 
 _STATISTICS = SUMS_OF_SQUARES | op_keys("LogSoftmax ReduceLogSumExp")
-_OF_STATISTICS = MOVES_AND_SIGNS | op_keys(
-    """Add Clip Div Exp Gather GatherElements GatherND Log Max Min Mul Pow Reciprocal Relu Slice Softplus
-    Split Sqrt Sub Sum"""
+_OF_STATISTICS = (
+    MOVES_AND_SIGNS
+    | having(Trait.ADDS, Trait.SCALES, Trait.PART)
+    | op_keys("Clip Exp GatherElements GatherND Log Max Min Pow Reciprocal Relu Softplus Sqrt")
 )
 _BENDS = op_keys("ArgMax ArgMin")
 _KEEPING_SIGNS = MOVES | SUMS_OF_FEW - op_keys("Sub") | PARTS | op_keys("Max Min")

@@ -35,11 +35,11 @@ def growing_outputs(model: onnx.ModelProto) -> Mapping[str, frozenset[str]]:
     taken to stay of moderate size; so is what comes out of a bounded operator.
     """
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
-    found = {}
+    source_of = {}
     for node in model.graph.node:
         if OpKey.of(node) in (_LOOP, _SCAN) and (outputs := _growing(node, constants)):
-            found[node.name] = outputs
-    return MappingProxyType(found)
+            source_of[node.name] = outputs
+    return MappingProxyType(source_of)
 
 
 def accumulating_outputs(model: onnx.ModelProto, view: GraphView) -> Mapping[str, float]:
@@ -203,9 +203,9 @@ class _Growth:
         return float(np.abs(values).min()) if values is not None and values.size else 0.0
 
     def _values(self, tensor: str) -> np.ndarray | None:
-        known = self._constants.get(tensor)
-        is_read = known is not None and known.data_location != TensorProto.EXTERNAL
-        if known is None or not is_read or int(np.prod(known.dims)) > _FEW:
+        constant = self._constants.get(tensor)
+        is_read = constant is not None and constant.data_location != TensorProto.EXTERNAL
+        if constant is None or not is_read or int(np.prod(constant.dims)) > _FEW:
             return None
-        values = numpy_helper.to_array(known)
+        values = numpy_helper.to_array(constant)
         return values.astype(np.float64) if values.dtype.kind in "fiu" else None

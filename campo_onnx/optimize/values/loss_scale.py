@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from campo_onnx.ir.memo import remembered
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import op_keys
+from campo_onnx.ops.registry import having
+from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.safety import BOUNDARY, loss_output, weight_update
 from campo_onnx.optimize.values.walk import Labels
 
-_ON_THE_WAY_OUT = op_keys(
-    "Abs Add Cast Clip Div Identity Mul Neg Reshape Squeeze Sub Sum Transpose Unsqueeze"
+_ON_THE_WAY_OUT = having(Trait.ADDS, Trait.SCALES, Trait.SIGN) | op_keys(
+    "Cast Clip Identity Reshape Squeeze Transpose Unsqueeze"
 )
 _LEAST_SCALE = 32.0
 _QUOTIENTS = op_keys("Div Reciprocal")

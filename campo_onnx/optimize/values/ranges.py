@@ -82,9 +82,18 @@ def _value_ranges(
         if info.kind is TensorKind.CONSTANT or name in of_sizes:
             forward.add(name, _of_constant(name, _constant(name, imported), imported))
         elif name in declared:
-            given = declared[name]
+            own = declared[name]
             like = of_type(info.dtype).named(name)
-            forward.add(name, made(given.lowest, given.highest, given.lowest, given.highest, like=like))
+            forward.add(
+                name,
+                made(
+                    own.lowest,
+                    own.highest,
+                    own.lowest,
+                    own.highest,
+                    like=like,
+                ),
+            )
         elif name in defaults:
             # What an input holds unless the caller says otherwise: reason for care, not for trust.
             default = _of_constant(name, defaults[name], imported)
@@ -94,7 +103,7 @@ def _value_ranges(
             forward.add(name, GIVEN)
     for node in view.nodes:
         forward.add_outputs(node)
-    return MappingProxyType(forward.found)
+    return MappingProxyType(forward.ranges)
 
 
 def _of_sizes(view: GraphView) -> frozenset[str]:
@@ -113,21 +122,21 @@ class _Pass:
     """The ranges found so far. Equal ranges are one object, so that nodes alike are looked at once."""
 
     def __init__(self, view: GraphView, inside: Mapping[str, tuple[ValueRange, ...]]) -> None:
-        self.found: dict[str, ValueRange] = {}
+        self.ranges: dict[str, ValueRange] = {}
         self._view, self._inside = view, inside
         self._distinct: dict[ValueRange, ValueRange] = {}
         self._propagated: dict[tuple[int, ...], tuple[ValueRange, ...]] = {}
 
-    def add(self, tensor: str, known: ValueRange) -> None:
-        self.found[tensor] = self._distinct.setdefault(known, known)
+    def add(self, tensor: str, range_: ValueRange) -> None:
+        self.ranges[tensor] = self._distinct.setdefault(range_, range_)
 
     def add_outputs(self, node: OpNode) -> None:
-        view, found = self._view, self.found
-        if all(tensor in found for tensor in node.outputs if tensor):
+        view, ranges = self._view, self.ranges
+        if all(tensor in ranges for tensor in node.outputs if tensor):
             return  # a constant, or nothing
-        inputs = tuple(_known(tensor, view, found) if tensor else None for tensor in node.inputs)
+        inputs = tuple(_known(tensor, view, ranges) if tensor else None for tensor in node.inputs)
         # What a body reads from around it, and its own constants, may be what it returns.
-        inputs += tuple(_known(tensor, view, found) for tensor in node.captures if view.is_float32(tensor))
+        inputs += tuple(_known(tensor, view, ranges) for tensor in node.captures if view.is_float32(tensor))
         inputs += self._inside.get(node.name, ())
         signature = view.signature(node.name)
         key = (id(signature), *map(id, inputs))
@@ -135,24 +144,24 @@ class _Pass:
         if results is None:
             results = self._propagated[key] = propagated(signature, inputs)
         for tensor, result in zip(node.outputs, results, strict=True):
-            if not tensor or tensor in found:
+            if not tensor or tensor in ranges:
                 continue
-            kept = _related(node, view, found, result)
-            if kept.is_guard and not kept.guarded:
-                kept = replace(kept, guarded=view.tensors[tensor].elements or 0)
-            if not kept.source and _is_extreme(kept):
-                kept = kept.named(tensor)
-            self.add(tensor, kept)
+            sharpened = _related(node, view, ranges, result)
+            if sharpened.is_guard and not sharpened.guarded:
+                sharpened = replace(sharpened, guarded=view.tensors[tensor].elements or 0)
+            if not sharpened.source and _is_extreme(sharpened):
+                sharpened = sharpened.named(tensor)
+            self.add(tensor, sharpened)
 
 
 def _body_constants(imported: Imported) -> Mapping[str, tuple[ValueRange, ...]]:
     """Extreme floating-point constants in the bodies of If, Loop and Scan, by node name."""
-    found: dict[str, tuple[ValueRange, ...]] = {}
+    ranges_of: dict[str, tuple[ValueRange, ...]] = {}
     for node in imported.model.graph.node:
-        known = [_of_constant(name, tensor, imported) for name, tensor in _inside(node)]
-        if extreme := [one for one in known if _is_extreme(one)]:
-            found[node.name] = tuple(extreme)
-    return MappingProxyType(found)
+        constants = [_of_constant(name, tensor, imported) for name, tensor in _inside(node)]
+        if extreme := [one for one in constants if _is_extreme(one)]:
+            ranges_of[node.name] = tuple(extreme)
+    return MappingProxyType(ranges_of)
 
 
 def _inside(node: NodeProto) -> Iterator[tuple[str, TensorProto]]:
@@ -175,14 +184,14 @@ def _held(node: NodeProto) -> Iterator[TensorProto]:
                 yield numpy_helper.from_array(value)
 
 
-def _is_extreme(known: ValueRange) -> bool:
-    return known.magnitude > LARGE or known.smallest < GUARD
+def _is_extreme(range_: ValueRange) -> bool:
+    return range_.magnitude > LARGE or range_.smallest < GUARD
 
 
-def _known(tensor: str, view: GraphView, found: Mapping[str, ValueRange]) -> ValueRange:
-    known = found.get(tensor)
-    if known is not None:
-        return known
+def _known(tensor: str, view: GraphView, ranges: Mapping[str, ValueRange]) -> ValueRange:
+    range_ = ranges.get(tensor)
+    if range_ is not None:
+        return range_
     info = view.tensors.get(tensor)
     return UNKNOWN if info is None else of_type(info.dtype)
 
@@ -198,7 +207,7 @@ def _of_constant(name: str, tensor: TensorProto | None, imported: Imported) -> V
         return replace(UNKNOWN, varies=False)
     smallest = statistics.smallest if statistics.elements <= _FEW_ELEMENTS else statistics.largest
     step = statistics.smallest if statistics.is_integer else statistics.largest
-    known = ValueRange(
+    range_ = ValueRange(
         lowest=statistics.lowest,
         highest=statistics.highest,
         expected_lowest=statistics.lowest,
@@ -210,17 +219,17 @@ def _of_constant(name: str, tensor: TensorProto | None, imported: Imported) -> V
         varies=False,
         rounding=statistics.rounding,
     )
-    return known.named(name) if _is_extreme(known) else known
+    return range_.named(name) if _is_extreme(range_) else range_
 
 
 def _related(
-    node: OpNode, view: GraphView, found: Mapping[str, ValueRange], result: ValueRange
+    node: OpNode, view: GraphView, ranges: Mapping[str, ValueRange], result: ValueRange
 ) -> ValueRange:
     """Sharpen what two inputs of a node that belong together make of each other."""
     if node.op == OpKey("", "Sub") and _is_reduction("ReduceMax", node.inputs[1], node.inputs[0], view):
         return made(result.lowest, 0.0, result.expected_lowest, 0.0, like=result)
     if node.op == OpKey("", "Div"):
-        numerator = found.get(node.inputs[0], UNKNOWN)
+        numerator = ranges.get(node.inputs[0], UNKNOWN)
         if numerator.lowest >= 0.0 and _is_reduction("ReduceSum", node.inputs[1], node.inputs[0], view):
             return made(0.0, 1.0, 0.0, 1.0, like=UNKNOWN)
     return result

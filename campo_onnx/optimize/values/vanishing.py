@@ -13,9 +13,10 @@ from campo_onnx.optimize.values.sum_ops import MOVES_AND_SIGNS, SUMS_OF_FEW
 from campo_onnx.optimize.values.walk import Labels, leading_to
 
 _PROBABILITIES = having(Trait.NEAR_ZERO)
-_CARRIERS = MOVES_AND_SIGNS | op_keys(
-    """Add Clip Concat Div Gather GatherElements GatherND Max Min Mul ReduceMax ReduceMin ReduceProd Slice
-    Split Sqrt Sub Sum Where"""
+_CARRIERS = (
+    MOVES_AND_SIGNS
+    | having(Trait.ADDS, Trait.SCALES, Trait.EXTREME, Trait.PART)
+    | op_keys("Clip Concat GatherElements GatherND ReduceProd Sqrt Where")
 )
 _SPREADING = MOVES_AND_SIGNS | SUMS_OF_FEW | op_keys("Concat Mul ReduceSum Slice")
 _GROWING = MOVES_AND_SIGNS | op_keys("Add Mul")

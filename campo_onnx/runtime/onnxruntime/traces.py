@@ -131,6 +131,6 @@ def _faster_half(whole: list[float], skip: int) -> list[int]:
     return counted[: (len(counted) + 1) // 2]
 
 
-def _of_steps(times: list[float], kept: list[int], steps: int) -> list[float]:
+def _of_steps(times: list[float], chosen: list[int], steps: int) -> list[float]:
     # A node in a body of control flow runs another number of times than there are steps.
-    return [times[i] for i in kept] if len(times) == steps else times
+    return [times[i] for i in chosen] if len(times) == steps else times

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.key import OpKey, op_keys
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.registry import RANDOM, also, having, spec
 from campo_onnx.ops.spec import Family, OpSpec
@@ -32,6 +32,9 @@ FUSED = OpKey("my.domain", "FusedSum")
         (sum_ops.CARRIERS_OF_SQUARES, Trait.MOVES),
         (sum_ops.MOVES_AND_SIGNS, Trait.SIGN),
         (having(Trait.EXACT), Trait.EXACT),
+        (sum_ops.CARRIERS, Trait.SCALES),
+        (sum_ops.PARTS, Trait.PART),
+        (sum_ops.SHARES, Trait.SHARES),
     ],
 )
 def test_a_registered_operator_is_in_the_sets_of_its_traits(ops, trait):
@@ -67,6 +70,24 @@ def asked_at_import(path: Path) -> Iterator[str]:
 def test_no_module_keeps_what_the_registry_said_at_import():
     modules = [path for path in PACKAGE.rglob("*.py") if path.name != "registry.py"]
     assert not [line for path in modules for line in asked_at_import(path)]
+
+
+def spelt_out(path: Path) -> Iterator[str]:
+    """Lists of operators in a module that name all operators of a trait, one by one."""
+    for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "op_keys":
+            labels = call.args[0]
+            ops = op_keys(labels.value) if isinstance(labels, ast.Constant) else frozenset()
+            for trait in Trait:
+                if {*having(trait)} <= ops:
+                    yield f"{path.name}:{call.lineno} lists {trait.name}"
+
+
+def test_no_module_lists_the_operators_of_a_trait(tmp_path):
+    modules = [path for path in PACKAGE.rglob("*.py") if not path.is_relative_to(PACKAGE / "ops")]
+    assert not [line for path in modules for line in spelt_out(path)]
+    (tmp_path / "a.py").write_text('SCALES = op_keys("Add Div Mul")')
+    assert [*spelt_out(tmp_path / "a.py")] == ["a.py:1 lists SCALES"]
 
 
 def test_a_sum_that_is_registered_is_seen_by_the_search_for_sums_of_squares(read):

@@ -18,11 +18,16 @@ from campo_onnx.optimize.lists.patterns.findings import Finding, Findings
 _LINEAR = op_keys("ReduceMean ReduceSum com.microsoft:ReduceSumTraining")
 _SQUARING = having(Trait.SUM_OF_SQUARES)
 _REDUCTIONS = _SQUARING | _LINEAR
-_VECTOR_OPS = op_keys(
-    """Add Sub Mul Div Sqrt Reciprocal Pow Neg Max Clip Reshape Squeeze Unsqueeze Identity Expand Transpose
-    Concat Split ReduceMean ReduceSum ReduceL2 ReduceSumSquare"""
+_SCALES = having(Trait.SCALES)
+_VECTOR_OPS = (
+    _SQUARING
+    | _SCALES
+    | op_keys(
+        """Add Sub Sqrt Reciprocal Pow Neg Max Clip Reshape Squeeze Unsqueeze Identity Expand Transpose Concat
+    Split ReduceMean ReduceSum"""
+    )
 )
-_BROADCASTS = op_keys("Add BatchNormalization Div Mul Sub com.microsoft:GatedAdd")
+_BROADCASTS = _SCALES | op_keys("Add BatchNormalization Sub com.microsoft:GatedAdd")
 _PRODUCTS = op_keys("MatMul com.microsoft:FusedMatMul")
 _VIEWS = moving(Movement.VIEW)
 _STACKED = 2
@@ -44,12 +49,12 @@ def normalization(view: GraphView, update: frozenset[str]) -> Findings:
         if not (sums_rows or node.op in _REDUCTIONS) or not view.is_float32(node.outputs[0]):
             continue
         reduced = _first_reduced(node, view)
-        given = view.tensors[reduced].elements
+        read = view.tensors[reduced].elements
         after = view.tensors[node.outputs[0]].elements
-        if not given or not after or after >= given:
+        if not read or not after or after >= read:
             continue
-        before = normalized.get(node.inputs[0], given)
-        most = max(_STACKED * after, given if before > given else 0)
+        before = normalized.get(node.inputs[0], read)
+        most = max(_STACKED * after, read if before > read else 0)
         broadcasts = frozenset(_broadcasts_back(node, before, most, view))
         if not broadcasts:
             continue
@@ -73,7 +78,7 @@ def _row_statistics(view: GraphView) -> dict[str, int]:
     dict
         Elements that were normalized, by tensor.
     """
-    found: dict[str, int] = {}
+    rows_of: dict[str, int] = {}
     for node in view.nodes:
         if node.op.label != "LayerNormalization" or len(node.outputs) < 2:
             continue
@@ -81,8 +86,8 @@ def _row_statistics(view: GraphView) -> dict[str, int]:
         normalized = view.tensors[node.outputs[0]].elements or 0
         rows = max((view.tensors[tensor].elements or 0 for tensor in statistics), default=0)
         if _STACKED * rows < normalized:
-            found |= dict.fromkeys(_vectors_of(statistics, _STACKED * rows, view), normalized)
-    return found
+            rows_of |= dict.fromkeys(_vectors_of(statistics, _STACKED * rows, view), normalized)
+    return rows_of
 
 
 def _vectors_of(tensors: list[str], most: int, view: GraphView) -> set[str]:
