@@ -15,6 +15,7 @@ from campo_onnx.builder.target import Target as ExportTarget
 from campo_onnx.builder.target import target_here
 from campo_onnx.errors import ModelError
 from campo_onnx.export.optimizers import LAMB, Optimizer
+from campo_onnx.export.update_equations import update_numbers
 from campo_onnx.runtime.api import Tensor
 from campo_onnx.runtime.machine import DEFAULT, Machine
 from campo_onnx.runtime.registry import tensor
@@ -179,7 +180,7 @@ class FlatUpdate:
         for segment, program in self._programs:
             optimizer, group = self._update.optimizer_of(segment.group), segment.group
             rate = lr * (group.lr_scale if group is not None else 1.0)
-            numbers = {} if optimizer is None else updates.update_numbers(optimizer, rate, self.count + 1)
+            numbers = {} if optimizer is None else update_numbers(optimizer, rate, self.count + 1)
             program.run({**numbers, **scale})
         if self._average is not None:
             self._averaging.run({})

@@ -18,7 +18,7 @@ from campo_onnx.export.torch.assumed import Numbers
 from campo_onnx.export.torch.function_overrides import RewrittenFunctions
 from campo_onnx.export.torch.module_guard import Kept
 from campo_onnx.export.torch.origin import recorded_origins, set_origin
-from campo_onnx.export.torch.update import new_count, updated
+from campo_onnx.export.torch.update import updated
 from campo_onnx.step import naming as step_naming
 
 
@@ -171,7 +171,7 @@ class Step:
     ) -> Tensors:
         results: Tensors = {}
         set_origin("optimizer")
-        count = new_count(given[step_naming.STEP]) if step_naming.STEP in given else None
+        count = given[step_naming.STEP] + 1 if step_naming.STEP in given else None
         for name, gradient in gradients.items():
             set_origin(f"{name}/update")
             slots = {slot: given[step_naming.state(slot, name)] for slot in optimizer.slots}
