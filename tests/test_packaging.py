@@ -5,6 +5,8 @@ import tomllib
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
 ROOT = Path(__file__).parent.parent
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
 
@@ -68,3 +70,12 @@ def test_the_changelog_has_this_version() -> None:
 def test_the_program_is_the_command_line() -> None:
     (script,) = entry_points(group="console_scripts", name="campo-onnx")
     assert callable(script.load())
+
+
+def test_the_release_whose_products_take_a_thousand_times_as_long_is_left_out() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wheels = [Requirement(text) for text in project["dependencies"] if text.startswith("onnxruntime")]
+    assert wheels
+    for wheel in wheels:
+        assert "1.29.0" not in wheel.specifier
+        assert {"1.28.0", "1.31.1"} <= {*wheel.specifier.filter(["1.28.0", "1.31.1"])}
