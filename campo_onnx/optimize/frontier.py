@@ -187,8 +187,10 @@ class _Search:
         Where the session may cast all weights at once, each answer is charged with what it then does.
         """
         cuts = tuple(network.cut(price_us) for network in within)
-        found = [self._candidate(*way, cuts) for way in zip(self._at_once, cuts, strict=True)]
-        best = min(found, key=lambda one: one.at(price_us) if one.point.squared_error else one.steered_us)
+        candidates = [self._candidate(*way, cuts) for way in zip(self._at_once, cuts, strict=True)]
+        best = min(
+            candidates, key=lambda one: one.at(price_us) if one.point.squared_error else one.steered_us
+        )
         bound_us = min(cut.bound_us for cut in cuts) - self._threshold_us * len(best.point.padded)
         return best._replace(point=replace(best.point, bound_us=bound_us))
 

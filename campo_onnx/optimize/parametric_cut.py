@@ -140,13 +140,13 @@ class PricedNetwork:
 
 
 def _settled(
-    yes: Choices, known: Choices, ends: Sequence[PricedCut], improved: Callable[[Choices, float], Choices]
+    yes: Choices, fixed: Choices, ends: Sequence[PricedCut], improved: Callable[[Choices, float], Choices]
 ) -> Choices:
-    """Change a set of choices until no cut improves it at either end; `known` is settled already."""
+    """Change a set of choices until no cut improves it at either end; `fixed` is settled already."""
     due = list(ends)
     while due:
         end = due.pop()
-        if np.array_equal(yes, end.yes) or np.array_equal(yes, known):
+        if np.array_equal(yes, end.yes) or np.array_equal(yes, fixed):
             continue
         better = improved(yes, end.price_us)
         if not np.array_equal(better, yes):
