@@ -74,6 +74,12 @@ CASES = {
         "y3 = GlobalAveragePool(x)", "p, i = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (x)",
         "y4 = MaxUnpool <kernel_shape = [2, 2], strides = [2, 2]> (p, i)",
         "y5 = DepthToSpace <blocksize = 1> (x)", "y6 = SpaceToDepth <blocksize = 2> (x)"]),
+    "random": (F, [
+        "t = Constant <value = bool {1}> ()", "u = Constant <value = bool {0}> ()",
+        "q = Constant <value = float {0.3}> ()", "y0, m = Dropout <seed = 3> (x, q, t)",
+        "y1, n = Dropout <seed = 5> (x, , t)", "y2, o = Dropout <seed = 5> (x, q, u)", "y3 = Dropout(x)",
+        "y4 = RandomUniformLike <seed = 3.0> (x)", "a = RandomNormalLike <seed = 3.0> (x)",
+        "y5 = Mul(a, x)"]),
     "softmax": (F, ["y0 = Softmax(x)", "y1 = LogSoftmax <axis = 0> (x)"]),
     "layer normalization": ({"x": (2, 3, 4), "s": (4,), "b": (4,)}, [
         "y0, y1, y2 = LayerNormalization(x, s, b)", "y3 = LayerNormalization <axis = 1> (x, x0s)"]),

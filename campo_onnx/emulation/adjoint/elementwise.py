@@ -109,6 +109,18 @@ def _cast(g: Graph, call: Call) -> Sequence[Value | None]:
     return [call.gradient]
 
 
+def _dropout(g: Graph, call: Call) -> Sequence[Value]:
+    training = call.inputs[2] if len(call.inputs) > 2 else None
+    if training is None:
+        return [call.gradient]
+    if len(call.outputs) < 2 or call.outputs[1] is None:
+        raise NoRuleError("Dropout without its mask")
+    ratio = call.inputs[1] or number(g, 0.5)
+    scaled = g.op("Div", call.gradient, g.op("Sub", number(g, 1.0), ratio))
+    dropped = g.op("Where", call.outputs[1], scaled, number(g, 0.0))
+    return [g.op("Where", training, dropped, call.gradient)]
+
+
 _SLOPES: Mapping[str, _Slope] = {
     "Exp": lambda g, x, y: y,
     "Log": lambda g, x, y: g.op("Reciprocal", x),
@@ -148,5 +160,8 @@ RULES: Mapping[str, Rule] = {
     "Clip": _clip,
     "LeakyRelu": _leaky,
     "Gelu": _gelu,
-    **dict.fromkeys(("Sign", "Floor", "Ceil", "Round"), lambda g, call: []),
+    "Dropout": _dropout,
+    **dict.fromkeys(
+        ("Sign", "Floor", "Ceil", "Round", "RandomUniformLike", "RandomNormalLike"), lambda g, call: []
+    ),
 }
