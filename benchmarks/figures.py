@@ -90,7 +90,7 @@ def stacked(values: Values, parts: Sequence[str], path: Path, *, title: str, axi
         axes.axvline(0, color="#555555", linewidth=1)
 
 
-Panels = Mapping[str, Mapping[str, Sequence[float]]]
+Panels = Mapping[str, Mapping[str, Sequence[Any]]]
 """By title of a diagram, by label of a curve."""
 
 
@@ -99,7 +99,7 @@ def _panels(
     panels: Panels,
     path: Path,
     height: float,
-    points: Callable[[Sequence[float]], Sequence[Any]],
+    points: Callable[[Sequence[Any]], Sequence[Any]],
     free: str,
 ) -> Iterator[list[Any]]:
     """Draw diagrams of curves, two in a row; give their axes, and write them, legends in a free corner."""
@@ -126,6 +126,14 @@ def curves(panels: Panels, path: Path, *, axis: str, steps: str) -> None:
         for axes in every:
             axes.set_yscale("log")
             axes.set(xlabel=steps, ylabel=axis)
+
+
+def errors(panels: Panels, path: Path) -> None:
+    """Draw diagrams of errors over steps, each a share of the FP32 step and an error."""
+    with _panels(panels, path, 2.9, lambda pairs: [*zip(*pairs, strict=True)], "lower left") as every:
+        for axes in every:
+            axes.set_yscale("log")
+            axes.set(xlabel="step over the one in FP32", ylabel="relative error")
 
 
 def distributions(panels: Panels, path: Path, *, axis: str) -> None:

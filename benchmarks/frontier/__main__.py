@@ -5,7 +5,8 @@
 Plans of captured steps and of small variants of the paper's networks, in FP16 and BF16: predicted error
 beside the emulated one, and beside the one of OpenVINO on a CPU with BF16 units; random plans as long, plans
 of lists; what it means for training; and what mixing both formats in one plan could gain. Every result is
-kept when it is there: kill the command at any time, and run it again. Writes results/frontier.json and .md.
+kept when it is there: kill the command at any time, and run it again. Writes results/frontier.json, .md and
+.svg.
 """
 
 import os
@@ -66,7 +67,8 @@ def main() -> None:
     work = options.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     os.environ |= {"XDG_DATA_HOME": str(work / "data"), "XDG_CACHE_HOME": str(work / "cache")}
-    from benchmarks.frontier.summary import summary
+    from benchmarks.figures import errors
+    from benchmarks.frontier.summary import curves, summary
     from campo_onnx.version import VERSION
 
     for part in options.part:
@@ -79,7 +81,10 @@ def main() -> None:
     for part in PARTS:
         with Results(work / f"{part}.jsonl") as results:
             rows[part] = [*results.values()]
-    print(*publish("frontier", {"made": made("scipy", "openvino"), **summary(rows)}, options.out))
+    facts = summary(rows)
+    print(*publish("frontier", {"made": made("scipy", "openvino"), **facts}, options.out))
+    if facts["qualities"]:
+        errors(curves(facts["qualities"]), options.out / "frontier.svg")
 
 
 def _told(done: int, total: int) -> None:

@@ -40,6 +40,7 @@ def _quality(one: Mapping[str, Any]) -> Facts:
                 "runs",
                 "directions",
                 "plans",
+                "fp32_us",
             )
         },
         **{key: one[key] for key in ("nested", "node_model", "cpu_s")},
@@ -53,6 +54,17 @@ def _quality(one: Mapping[str, Any]) -> Facts:
         "random_count": len(drawn),
         "lists": [{**row, "saved": 1.0 - row["frontier_us"] / row["time_us"]} for row in one["lists"]],
     }
+
+
+def curves(qualities: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """Errors over steps by name of a step, by format and where the error comes from."""
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for one in qualities:
+        for key, where in (("predicted", "predicted"), ("emulated", "emulated"), ("computed", "on units")):
+            pairs = [(row["time_us"] / one["fp32_us"], row[key]) for row in one["points"] if row[key]]
+            if pairs:
+                panels.setdefault(one["name"], {})[f"{one['low'].upper()}, {where}"] = pairs
+    return panels
 
 
 def _pooled(qualities: Sequence[Mapping[str, Any]]) -> Facts:
@@ -112,6 +124,7 @@ def _trainings(results: Sequence[Any]) -> list[Facts]:
                 {
                     **point,
                     "accuracy": fmean(a["accuracy"] for a, _ in beside),
+                    "gained": _mean_of([a["accuracy"] - b["accuracy"] for a, b in beside]),
                     "accuracy_moved": fmean(abs(a["accuracy"] - b["accuracy"]) for a, b in beside),
                     "loss_moved": fmean(abs(a["loss"] - b["loss"]) for a, b in beside),
                     "last_moved": fmean(abs(a["last"] - b["last"]) for a, b in beside),
@@ -123,7 +136,7 @@ def _trainings(results: Sequence[Any]) -> list[Facts]:
             {
                 "name": prepared["name"],
                 "seeds": len(runs),
-                "fp32": fmean(run["fp32"]["accuracy"] for run in runs),
+                "fp32": _mean_of([run["fp32"]["accuracy"] for run in runs]),
                 "rows": rows,
                 "ranks": {
                     "accuracy": _ranks_of(errors, [[p["accuracy"] for p in of] for of, _ in every]),
@@ -144,9 +157,14 @@ def _ranks_of(errors: Sequence[float], values: Sequence[Sequence[float]]) -> Fac
 
     A start whose values are all equal has a correlation of 0: nothing is ordered there.
     """
-    ranks = [float(spearmanr(errors, of).statistic) if len(set(of)) > 1 else 0.0 for of in values]
-    mean = fmean(ranks)
-    if len(ranks) < 2:
-        return {"mean": mean, "low": None, "high": None, "orders": False}
-    half = float(t.ppf(0.975, len(ranks) - 1)) * stdev(ranks) / len(ranks) ** 0.5
-    return {"mean": mean, "low": mean - half, "high": mean + half, "orders": abs(mean) > half}
+    ranks = _mean_of([float(spearmanr(errors, of).statistic) if len(set(of)) > 1 else 0.0 for of in values])
+    return {**ranks, "orders": ranks["low"] is not None and not ranks["low"] <= 0.0 <= ranks["high"]}
+
+
+def _mean_of(values: Sequence[float]) -> Facts:
+    """Mean of starts with its interval of 95 %, which takes at least two."""
+    mean = fmean(values)
+    if len(values) < 2:
+        return {"mean": mean, "low": None, "high": None}
+    half = float(t.ppf(0.975, len(values) - 1)) * stdev(values) / len(values) ** 0.5
+    return {"mean": mean, "low": mean - half, "high": mean + half}

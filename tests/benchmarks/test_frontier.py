@@ -6,9 +6,10 @@ from dataclasses import replace
 import onnx
 import pytest
 
+from benchmarks import figures
 from benchmarks.frontier.mixed import Mixture
 from benchmarks.frontier.steps import NEXT_TO_NOTHING_US
-from benchmarks.frontier.summary import summary
+from benchmarks.frontier.summary import curves, summary
 from campo_onnx import Options, Precision, oplists, target
 from campo_onnx.ir.importer import import_model
 from campo_onnx.optimize.roundings import roundings
@@ -70,3 +71,18 @@ def test_training_is_ranked_by_predicted_error():
     assert (by_loss["mean"], by_loss["orders"]) == (pytest.approx(1.0), True)
     assert (by_accuracy["mean"], by_accuracy["orders"]) == (0.0, False)
     assert [row["last_moved"] for row in training["rows"]] == pytest.approx(moved)
+    assert [row["gained"]["mean"] for row in training["rows"]] == [0.0] * 3
+
+
+def test_errors_are_drawn_over_steps(tmp_path):
+    pytest.importorskip("matplotlib")
+    points = [
+        {"time_us": 1.0, "predicted": 1e-2, "emulated": 2e-2, "computed": None},
+        {"time_us": 2.0, "predicted": 1e-3, "emulated": 1e-3, "computed": None},
+    ]
+    panels = curves([{"name": "mlp", "low": "fp16", "fp32_us": 4.0, "points": points}])
+    assert panels == {
+        "mlp": {"FP16, predicted": [(0.25, 1e-2), (0.5, 1e-3)], "FP16, emulated": [(0.25, 2e-2), (0.5, 1e-3)]}
+    }
+    figures.errors(panels, tmp_path / "a.svg")
+    assert "FP16, emulated" in (tmp_path / "a.svg").read_text(encoding="utf-8")
