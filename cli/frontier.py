@@ -76,7 +76,7 @@ def frontier(
             metavar="N",
             min=1,
             help="Emulated steps on each batch that measure what single roundings do. Where there are more "
-            "values to round, gradients estimate them, and regions are rounded where estimates are wrong.  "
+            "values to round, gradients estimate them, and groups are rounded where estimates are wrong.  "
             "[default: what takes ten minutes at most, up to 200]",
             show_default=False,
         ),

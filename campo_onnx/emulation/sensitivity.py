@@ -1,10 +1,11 @@
 """The error that each rounding of a step adds to its outputs, from emulated steps on batches.
 
 Where there are more roundings than steps that may be emulated, all are estimated to first order
-(:mod:`campo_onnx.emulation.first_order`). Then regions of the graph are rounded, beginning with all of it. A
-region whose error is what its roundings are estimated to add up to is done. In others something chooses
-otherwise when it is rounded, such as a rectifier near zero or a pooling of near equals, which no derivative
-shows: they are split in halves, the worst first, and their roundings share what was measured.
+(:mod:`campo_onnx.emulation.first_order`). Then roundings of about the same estimate are rounded together: a
+few large ones would hide what the others do, and most plans leave these out. A group whose error is what its
+roundings are estimated to add up to is done. In others something chooses otherwise when it is rounded,
+such as a rectifier near zero or a pooling of near equals, which no derivative shows: they are split in halves
+along the graph, the worst first, and their roundings share what was measured.
 """
 
 import heapq
@@ -41,10 +42,13 @@ _RUNS_S = 600.0
 """Seconds that these may take in all, as sizes tell. A core takes half of it; gradients take the rest."""
 
 _AGREES = 2.0
-"""Factor between measured and estimated squared error of a region that needs no closer look."""
+"""Factor between measured and estimated squared error of a group that needs no closer look."""
 
 _UNIMPORTANT = 1e-3
-"""Share of the squared error of all roundings below which a disagreement is left alone."""
+"""Share of the squared error of a band of roundings below which a disagreement within it is left alone."""
+
+_MOST_BANDS = 8
+"""Decades of estimated squared error, from the largest down, that are rounded separately."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +130,7 @@ def measure_sensitivities(
     directions: int = DIRECTIONS,
     tell: Callable[[int, int], None] = lambda runs, most: None,
 ) -> Sensitivities:
-    """Measure what each rounding adds to the error: alone, or to first order and region by region.
+    """Measure what each rounding adds to the error: alone, or to first order and group by group.
 
     Parameters
     ----------
@@ -149,12 +153,12 @@ def measure_sensitivities(
     measure.most = most_runs + directions
     estimates = measure.estimates(every, directions)
     errors = {one: math.inf for one in every if estimates.get(one) == math.inf}
-    regions = _Regions(measure, estimates, [one for one in every if one not in errors])
-    regions.split(most_runs)
+    groups = _Groups(measure, estimates, [one for one in every if one not in errors], most_runs)
+    groups.split(most_runs)
     return Sensitivities(
-        squared_errors=regions.shared() | errors,
-        together=sum(len(region.group) for region in regions.all if len(region.group) > 1 and region.error),
-        runs=regions.runs * len(steps.references),
+        squared_errors=groups.shared() | errors,
+        together=sum(len(one.roundings) for one in groups.all if len(one.roundings) > 1 and one.error),
+        runs=groups.runs * len(steps.references),
         directions=directions * len(steps.references) if estimates else 0,
     )
 
@@ -165,13 +169,19 @@ def runs_for(view: GraphView, batches: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Region:
-    """Neighbouring roundings, their squared error together, and what it is estimated to be."""
+class _Group:
+    """Some roundings, their squared error together, and what it is estimated to be.
 
-    first: int
-    group: Sequence[Rounding]
+    Parameters
+    ----------
+    least
+        Squared error by which the estimate may be wrong.
+    """
+
+    roundings: Sequence[Rounding]
     error: float
     estimate: float | None
+    least: float
 
     @property
     def gap(self) -> float:
@@ -185,40 +195,45 @@ class _Region:
         return self.estimate / _AGREES <= self.error <= self.estimate * _AGREES
 
 
-class _Regions:
-    """Regions of the graph, the one that disagrees most with its estimate first."""
+class _Groups:
+    """Groups of roundings, the one that disagrees most with its estimate first."""
 
     def __init__(
-        self, measure: "_Measure", estimates: Mapping[Rounding, float], every: Sequence[Rounding]
+        self,
+        measure: "_Measure",
+        estimates: Mapping[Rounding, float],
+        every: Sequence[Rounding],
+        most_runs: int,
     ) -> None:
         self._measure, self._estimates = measure, estimates
-        self._open: list[tuple[float, int, _Region]] = []
-        self._done: list[_Region] = []
+        self._open: list[tuple[float, int, _Group]] = []
+        self._done: list[_Group] = []
         self.runs = 0
-        if every:
-            self._add(0, every)
-        self._least = _UNIMPORTANT * sum(region.error for region in self.all)
+        for band in _bands(every, estimates, max(1, min(_MOST_BANDS, most_runs // 2))):
+            self._add(band)
 
     @property
-    def all(self) -> list[_Region]:
-        """All regions; each rounding is in one."""
-        return [*self._done, *(region for _, _, region in self._open)]
+    def all(self) -> list[_Group]:
+        """All groups; each rounding is in one."""
+        return [*self._done, *(group for _, _, group in self._open)]
 
     def split(self, most_runs: int) -> None:
-        """Split regions in halves until the runs are used up, or none disagrees."""
+        """Split groups in halves until the runs are used up, or none disagrees."""
         while self._open and self.runs + 2 <= most_runs:
-            _, _, region = heapq.heappop(self._open)
-            half = len(region.group) // 2
-            if not half or region.agrees or region.gap <= self._least:
-                self._done.append(region)
+            _, _, group = heapq.heappop(self._open)
+            half = len(group.roundings) // 2
+            if not half or group.agrees or group.gap <= group.least:
+                self._done.append(group)
                 continue
-            self._add(region.first, region.group[:half])
-            self._add(region.first + half, region.group[half:])
+            self._add(group.roundings[:half], group.least)
+            self._add(group.roundings[half:], group.least)
 
-    def _add(self, first: int, group: Sequence[Rounding]) -> None:
-        region = _Region(first, group, self._measure(group), self._estimate(group))
+    def _add(self, some: Sequence[Rounding], least: float | None = None) -> None:
+        error = self._measure(some)
+        allowed = _UNIMPORTANT * error if least is None else least
+        group = _Group(some, error, self._estimate(some), allowed)
         self.runs += 1
-        heapq.heappush(self._open, (-region.gap, first, region))
+        heapq.heappush(self._open, (-group.gap, self.runs, group))
 
     def _estimate(self, group: Sequence[Rounding]) -> float | None:
         """Add up what first order says; a tensor that is rounded twice in a group counts once."""
@@ -228,14 +243,27 @@ class _Regions:
         return math.fsum(self._estimates[one] for one in group if one.unless not in low)
 
     def shared(self) -> dict[Rounding, float]:
-        """Let the roundings of each region share what was measured."""
+        """Let the roundings of each group share what was measured."""
         errors: dict[Rounding, float] = {}
-        for region in self.all:
-            shares = [self._estimates.get(one, 1.0) for one in region.group]
-            whole = sum(shares) if region.estimate is None else region.estimate
-            for one, share in zip(region.group, shares, strict=True):
-                errors[one] = region.error * share / whole if whole else region.error / len(region.group)
+        for group in self.all:
+            shares = [self._estimates.get(one, 1.0) for one in group.roundings]
+            whole = sum(shares) if group.estimate is None else group.estimate
+            for one, share in zip(group.roundings, shares, strict=True):
+                errors[one] = group.error * share / whole if whole else group.error / len(group.roundings)
         return errors
+
+
+def _bands(
+    every: Sequence[Rounding], estimates: Mapping[Rounding, float], most: int
+) -> list[Sequence[Rounding]]:
+    """Group roundings by the decade of their estimate, the largest first; in order along the graph."""
+    largest = max((estimates.get(one, 0.0) for one in every), default=0.0)
+    bands: list[list[Rounding]] = [[] for _ in range(most)]
+    for one in every:
+        estimate = estimates.get(one, 0.0)
+        decade = most - 1 if estimate <= 0.0 else int(math.log10(largest / estimate))
+        bands[min(decade, most - 1) if estimates else 0].append(one)
+    return [band for band in bands if band]
 
 
 class _Measure:

@@ -19,13 +19,19 @@ from campo_onnx.emulation.first_order import first_order, squared_error
 from campo_onnx.emulation.frontier import measured_frontier
 from campo_onnx.emulation.numerics import emulate, seeded
 from campo_onnx.emulation.rounded import with_roundings
-from campo_onnx.emulation.sensitivity import MOST_RUNS, measure_sensitivities, references_of, runs_for
+from campo_onnx.emulation.sensitivity import (
+    MOST_RUNS,
+    _Groups,
+    measure_sensitivities,
+    references_of,
+    runs_for,
+)
 from campo_onnx.errors import ModelError, UsageError
 from campo_onnx.ir.importer import import_model
 from campo_onnx.optimize.plan.assemble import make_plan
 from campo_onnx.optimize.plan.reason import Reason
 from campo_onnx.optimize.plan.rewrite import rewrite
-from campo_onnx.optimize.roundings import roundings
+from campo_onnx.optimize.roundings import Rounding, roundings
 from campo_onnx.optimize.strategies.optimal import answer, free_nodes
 from campo_onnx.planning.frontier import least_error_within
 from campo_onnx.planning.pipeline import optimize, problem_of
@@ -187,6 +193,17 @@ def test_killed_work_resumes(tmp_path, monkeypatch):
     with EmulatedSteps(references_of(imported, other), tmp_path) as steps:
         measure_sensitivities(problem, steps)
     assert len(ran) == len(again.squared_errors)  # another batch
+
+
+def test_large_errors_do_not_hide_what_small_ones_do_together():
+    """One rounding is most of the error, as estimated; the others choose otherwise, and are far larger."""
+    every = [Rounding(tensor=f"t{i}", producer=f"n{i}") for i in range(9)]
+    estimates = {one: 1.0 if one is every[4] else 1e-6 for one in every}
+    truth = {one: 1.0 if one is every[4] else 1e-3 for one in every}
+    groups = _Groups(lambda some: sum(truth[one] for one in some), estimates, every, 10)
+    groups.split(10)
+    assert groups.shared() == pytest.approx(truth)
+    assert groups.runs <= 10
 
 
 def test_several_batches_are_averaged():
