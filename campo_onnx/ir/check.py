@@ -10,7 +10,7 @@ from onnx import AttributeProto, ModelProto, NodeProto, TensorProto
 
 from campo_onnx.errors import ModelError
 from campo_onnx.ir.constants import is_external
-from campo_onnx.ir.sort import bodies
+from campo_onnx.ir.sort import bodies, with_bodies
 from campo_onnx.ops.attributes import attribute_type, least_inputs
 from campo_onnx.ops.key import MICROSOFT, OpKey
 from campo_onnx.ops.registry import spec
@@ -78,7 +78,7 @@ def _check_in_full(model: ModelProto | str) -> None:
 def _refuse_wrong_nodes(model: ModelProto, title: str) -> None:
     """Refuse wrong attributes and missing inputs of operators that the checker knows nothing about."""
     opsets = {opset.domain: opset.version for opset in model.opset_import}
-    for node in _nodes(model.graph):
+    for node in with_bodies(model.graph.node):
         op = OpKey.of(node)
         least = least_inputs(op)
         if len(node.input) < least or not all(node.input[:least]):
@@ -119,16 +119,18 @@ def _with_known_operators(model: ModelProto) -> ModelProto:
     to it that would crash it.
     """
     opset = next((o.version for o in model.opset_import if not o.domain), 1)
-    has_unknown_types = any(node.domain or is_of_runtime(node, opset) for node in _nodes(model.graph))
+    has_unknown_types = any(
+        node.domain or is_of_runtime(node, opset) for node in with_bodies(model.graph.node)
+    )
 
     def is_hidden(node: NodeProto) -> bool:
         return is_of_runtime(node, opset) or (has_unknown_types and is_unsafe_to_infer(node))
 
-    if not any(map(is_hidden, _nodes(model.graph))):
+    if not any(map(is_hidden, with_bodies(model.graph.node))):
         return model
     disguised = ModelProto()
     disguised.CopyFrom(model)
-    for node in filter(is_hidden, _nodes(disguised.graph)):
+    for node in filter(is_hidden, with_bodies(disguised.graph.node)):
         node.domain = MICROSOFT
     if all(imported.domain != MICROSOFT for imported in model.opset_import):
         disguised.opset_import.add(domain=MICROSOFT, version=1)
@@ -150,15 +152,8 @@ def is_unsafe_to_infer(node: NodeProto) -> bool:
 def hide_in_bodies(node: NodeProto, domain: str) -> None:
     """Move what ONNX's inference may not see of a node's bodies to a foreign domain, in place."""
     for body in bodies(node):
-        for inner in filter(is_unsafe_to_infer, _nodes(body)):
+        for inner in filter(is_unsafe_to_infer, with_bodies(body.node)):
             inner.domain = domain
-
-
-def _nodes(graph: onnx.GraphProto) -> Iterator[NodeProto]:
-    for node in graph.node:
-        yield node
-        for body in bodies(node):
-            yield from _nodes(body)
 
 
 def _without_large_tensors(model: ModelProto) -> ModelProto:

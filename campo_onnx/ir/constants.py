@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
 from campo_onnx.errors import ModelError, UnsupportedModelError
-from campo_onnx.ir.sort import bodies
+from campo_onnx.ir.sort import graphs_of, with_bodies
 
 _CHUNK_ELEMENTS = 1 << 22
 _DIGITS = 19  # of a position in a file
@@ -168,14 +168,13 @@ def _array(tensor: TensorProto) -> NDArray[Any]:
 
 def tensors_of(graph: onnx.GraphProto) -> Iterator[TensorProto]:
     """Yield every tensor that may have its bytes outside, those of bodies included."""
-    yield from graph.initializer
-    for node in graph.node:
+    for inner in graphs_of(graph):
+        yield from inner.initializer
+    for node in with_bodies(graph.node):
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.TENSOR:
                 yield attribute.t
             yield from attribute.tensors
-        for body in bodies(node):
-            yield from tensors_of(body)
 
 
 def locations(model: onnx.ModelProto) -> Iterator[str]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from onnx import FunctionProto, ModelProto, NodeProto
 
-from campo_onnx.ir.sort import bodies
+from campo_onnx.ir.sort import with_bodies
 from campo_onnx.ops.key import short_domain
 
 
@@ -28,9 +28,7 @@ def _shorten_imports(owner: ModelProto | FunctionProto) -> None:
 
 
 def _shorten(nodes: Iterable[NodeProto]) -> None:
-    for node in nodes:
+    for node in with_bodies(nodes):
         domain = short_domain(node.domain)
         if domain != node.domain:
             node.domain = domain
-        for body in bodies(node):
-            _shorten(body.node)

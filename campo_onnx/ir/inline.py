@@ -1,13 +1,12 @@
 """Local functions, put in the place of their calls."""
 
-from collections.abc import Iterator
 from itertools import count
 
 import onnx
 import onnx.inliner
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
+from onnx import FunctionProto, GraphProto, ModelProto
 
-from campo_onnx.ir.sort import bodies, fresh
+from campo_onnx.ir.sort import fresh, with_bodies
 
 
 def inline_functions(model: ModelProto) -> ModelProto:
@@ -47,7 +46,7 @@ def _with_defaults(model: ModelProto) -> ModelProto:
     without: dict[tuple[tuple[str, str, str], tuple[str, ...]], str] = {}
     pending = [copy.graph.node, *(function.node for function in copy.functions)]
     while pending:
-        for node in (inner for outer in pending.pop() for inner in _with_bodies(outer)):
+        for node in with_bodies(pending.pop()):
             function = functions.get((node.domain, node.op_type, node.overload))
             if function is None:
                 continue
@@ -79,7 +78,7 @@ def _without(function: FunctionProto, absent: tuple[str, ...], name: str) -> Fun
     copy.CopyFrom(function)
     copy.name = name
     copy.attribute[:] = [attribute for attribute in function.attribute if attribute not in absent]
-    for node in (inner for outer in copy.node for inner in _with_bodies(outer)):
+    for node in with_bodies(copy.node):
         for attribute in [a for a in node.attribute if a.ref_attr_name in absent]:
             node.attribute.remove(attribute)
     return copy
@@ -116,7 +115,7 @@ def _rename_repeated(graph: GraphProto, reserved: set[str]) -> None:
     defined: set[str] = set()
     renamed: dict[str, str] = {}
     for node in graph.node:
-        for consumer in _with_bodies(node):
+        for consumer in with_bodies([node]):
             consumer.input[:] = [renamed.get(name, name) for name in consumer.input]
         for position, name in enumerate(node.output):
             if not name or name not in defined:
@@ -131,13 +130,4 @@ def _rename_repeated(graph: GraphProto, reserved: set[str]) -> None:
 def _names(model: ModelProto) -> set[str]:
     names = {value.name for value in (*model.graph.input, *model.graph.output)}
     names |= {tensor.name for tensor in model.graph.initializer}
-    return names | {
-        name for node in model.graph.node for inner in _with_bodies(node) for name in inner.output
-    }
-
-
-def _with_bodies(node: NodeProto) -> Iterator[NodeProto]:
-    yield node
-    for body in bodies(node):
-        for inner in body.node:
-            yield from _with_bodies(inner)
+    return names.union(*(node.output for node in with_bodies(model.graph.node)))

@@ -5,13 +5,13 @@ kilobytes can claim more: functions that call each other twice, or bodies within
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto
 
 from campo_onnx.errors import ModelError, UnsupportedModelError
-from campo_onnx.ir.sort import bodies
+from campo_onnx.ir.sort import bodies, graphs_of, with_bodies
 from campo_onnx.ops.key import short_domain
 
 MODEL_LIMIT_BYTES = (1 << 31) - 1
@@ -138,10 +138,10 @@ def refuse_malformed(model: ModelProto, title: str) -> None:
         if times > 1:
             called = f"the domain {domain!r}" if domain else "the standard domain"
             raise ModelError(f"{title} imports {called} in {times} versions", remedy=_REMEDY)
-    for graph in _graphs(model.graph):
+    for graph in graphs_of(model.graph):
         _refuse_repeated(graph, title)
         _refuse_unknown_types(graph, title)
-    for node in (node for graph in _graphs(model.graph) for node in graph.node):
+    for node in with_bodies(model.graph.node):
         for attribute in node.attribute:
             if attribute.ref_attr_name:
                 raise ModelError(
@@ -184,10 +184,3 @@ def _element_types(kind: TypeProto) -> set[int]:
         case "map_type":
             return {kind.map_type.key_type} | _element_types(kind.map_type.value_type)
     return set()
-
-
-def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    yield graph
-    for node in graph.node:
-        for body in bodies(node):
-            yield from _graphs(body)

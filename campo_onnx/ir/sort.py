@@ -1,6 +1,6 @@
 """Names and order of nodes: unique names, topological order, and who reads what from outside."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
 
 import onnx
@@ -124,6 +124,21 @@ def outer_reads(node: onnx.NodeProto) -> tuple[str, ...]:
             own.update(inner.output)
         reads.update(dict.fromkeys(v.name for v in body.output if v.name not in own))
     return tuple(reads)
+
+
+def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """Yield a graph and the bodies of its nodes, at any depth."""
+    yield graph
+    for node in with_bodies(graph.node):
+        yield from bodies(node)
+
+
+def with_bodies(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Yield nodes, each before those of its bodies, at any depth."""
+    for node in nodes:
+        yield node
+        for body in bodies(node):
+            yield from with_bodies(body.node)
 
 
 def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:

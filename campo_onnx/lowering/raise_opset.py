@@ -16,7 +16,7 @@ the pass: other attributes, defaults, inputs or outputs, and another description
 :data:`REWORDED`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import onnx
@@ -24,7 +24,7 @@ from onnx import NodeProto, defs, helper
 
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.ir.importer import Imported
-from campo_onnx.ir.sort import bodies
+from campo_onnx.ir.sort import with_bodies
 from campo_onnx.lowering.place import CONVOLUTIONS_IN_BF16, Place
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.schema import schema_of
@@ -62,7 +62,7 @@ def raise_opset(imported: Imported, place: Place, *, opset: int = CONVOLUTIONS_I
     version = imported.view.opset[""]
     if version >= opset:
         return imported.model
-    for node in _nodes(imported.model.graph):
+    for node in with_bodies(imported.model.graph.node):
         if node.domain:
             continue
         signature = _bare(node, version)
@@ -85,7 +85,7 @@ def lower_opset(model: onnx.ModelProto, place: Place) -> None:
     """
     entry = next(each for each in model.opset_import if not each.domain)
     older = CONVOLUTIONS_IN_BF16 - 1
-    nodes = [node for node in _nodes(model.graph) if not node.domain]
+    nodes = [node for node in with_bodies(model.graph.node) if not node.domain]
     lacks = any(not place.runs(_bare(node, entry.version), entry.version) for node in nodes)
     if lacks and entry.version > older and all(keeps_meaning(n, older, entry.version) for n in nodes):
         entry.version = older
@@ -129,13 +129,6 @@ def _ports(schema: defs.OpSchema) -> list[tuple[Any, ...]]:
 def _admits(old: defs.OpSchema, new: defs.OpSchema) -> bool:
     types = {c.type_param_str: {*c.allowed_type_strs} for c in new.type_constraints}
     return all({*c.allowed_type_strs} <= types.get(c.type_param_str, set()) for c in old.type_constraints)
-
-
-def _nodes(graph: onnx.GraphProto) -> Iterator[NodeProto]:
-    for node in graph.node:
-        yield node
-        for body in bodies(node):
-            yield from _nodes(body)
 
 
 def _not_raised(why: str) -> UnsupportedModelError:

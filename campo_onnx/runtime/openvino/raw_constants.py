@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import onnx
 
-from campo_onnx.ir.sort import bodies
+from campo_onnx.ir.sort import bodies, with_bodies
 
 
 def with_raw_constants(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -31,23 +31,11 @@ def _is_typed(tensor: onnx.TensorProto) -> bool:
 
 
 def _constants(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    yield from _of_graph(model.graph)
-    for function in model.functions:
-        for node in function.node:
-            yield from _of_node(node)
-
-
-def _of_graph(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    yield from graph.initializer
-    yield from (constant.values for constant in graph.sparse_initializer)
-    for node in graph.node:
-        yield from _of_node(node)
-
-
-def _of_node(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
-    for attribute in node.attribute:
+    nodes = (*model.graph.node, *(node for function in model.functions for node in function.node))
+    for graph in (model.graph, *(body for node in with_bodies(nodes) for body in bodies(node))):
+        yield from graph.initializer
+        yield from (constant.values for constant in graph.sparse_initializer)
+    for attribute in (attribute for node in with_bodies(nodes) for attribute in node.attribute):
         yield attribute.t
         yield attribute.sparse_tensor.values
         yield from attribute.tensors
-    for body in bodies(node):
-        yield from _of_graph(body)
