@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.measured.gradients import FP32, MOST, write_expected
 from campo_onnx import Options, Precision, export_model, oplists
-from campo_onnx.calibrate.catalog import Found, found_calibrations
+from campo_onnx.calibrate.catalog import CatalogEntry, found_calibrations
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.files import write_text
@@ -53,7 +53,7 @@ def target_here() -> Target:
     return target
 
 
-def catalogued() -> Found | None:
+def catalogued() -> CatalogEntry | None:
     """Look up the calibration that plans rest on; None where none fits."""
     entries = found_calibrations(target_here(), Precision.BF16)
     return next((entry for entry in entries if not entry.refusal), None)

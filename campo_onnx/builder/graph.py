@@ -46,7 +46,7 @@ class Graph:
     sizes_change
         Whether the graph is to be the same at other sizes: then only numbers are computed now, no tables, and
         no form is chosen by how long a sum is.
-    held
+    choices
         Makes choices among forms in place of the graph, so that they are the same at other sizes.
     drawn
         Random numbers by what tells them from others, for translations that may meet a draw again.
@@ -57,7 +57,7 @@ class Graph:
     scope: str = ""
     sizes_change: bool = False
     drawn: dict[Hashable, Value] = field(default_factory=dict)
-    held: Callable[[Callable[[], Any]], Any] | None = None
+    choices: Callable[[Callable[[], Any]], Any] | None = None
     _inputs: list[Value] = field(default_factory=list)
     _nodes: list[Node] = field(default_factory=list)
     _producer: dict[str, Node] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Graph:
 
     def choice(self, choose: Callable[[], T]) -> T:
         """Choose among forms of a computation."""
-        chosen: T = choose() if self.held is None else self.held(choose)
+        chosen: T = choose() if self.choices is None else self.choices(choose)
         return chosen
 
     def input(self, name: str, dtype: int, shape: Sequence[int]) -> Value:

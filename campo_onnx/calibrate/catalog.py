@@ -27,7 +27,7 @@ class Origin(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class CatalogEntry:
     """A calibration, and whether it is taken by itself."""
 
     calibration: Calibration
@@ -60,7 +60,7 @@ def file_name(target: Target, precision: Precision, execution: Execution = Execu
 
 def found_calibrations(
     target: Target, precision: Precision, *, shipped: Traversable | None = None
-) -> Iterator[Found]:
+) -> Iterator[CatalogEntry]:
     """Yield the calibrations of a target whose nodes run one after another, this user's first.
 
     Parameters
@@ -81,12 +81,12 @@ def found_calibrations(
         files.check_file(own, title=f"the calibration {own}", remedy="Remove the link.")
         calibration = load_calibration(own)
         refusal = _misfit(calibration, target.name) or doubt(calibration)
-        yield Found(calibration=calibration, origin=Origin.HERE, file=str(own), refusal=refusal)
+        yield CatalogEntry(calibration=calibration, origin=Origin.HERE, file=str(own), refusal=refusal)
     file = (shipped or shipped_folder()).joinpath(name)
     if file.is_file():
         calibration = Calibration.from_json(file.read_bytes(), str(file))
         refusal = _other_cores(calibration.machine) or doubt(calibration)
-        yield Found(calibration=calibration, origin=Origin.SHIPPED, file=str(file), refusal=refusal)
+        yield CatalogEntry(calibration=calibration, origin=Origin.SHIPPED, file=str(file), refusal=refusal)
 
 
 def _other_cores(machine: Machine) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from campo_onnx.calibrate.catalog import Found, found_calibrations
+from campo_onnx.calibrate.catalog import CatalogEntry, found_calibrations
 from campo_onnx.codec import to_plain
 from campo_onnx.errors import CampoError
 from campo_onnx.hardware.datasheet import devices, matching
@@ -21,7 +21,7 @@ class Knowledge:
     """Sources for one device."""
 
     target: Target
-    calibrations: tuple[Found, ...]
+    calibrations: tuple[CatalogEntry, ...]
     timings: int  # of single nodes on it, in the store
     problems: tuple[str, ...] = ()  # calibrations that are there and cannot be read
 
@@ -66,8 +66,8 @@ def known_devices(store: Store | None) -> Iterator[Knowledge]:
         )
 
 
-def _calibrations(hardware: Hardware) -> tuple[tuple[Found, ...], tuple[str, ...]]:
-    calibrations: list[Found] = []
+def _calibrations(hardware: Hardware) -> tuple[tuple[CatalogEntry, ...], tuple[str, ...]]:
+    calibrations: list[CatalogEntry] = []
     problems = []
     for precision in low_precisions():
         try:
@@ -78,7 +78,7 @@ def _calibrations(hardware: Hardware) -> tuple[tuple[Found, ...], tuple[str, ...
     return tuple(calibrations), tuple(problems)
 
 
-def _calibration_facts(filed: Found) -> dict[str, Any]:
+def _calibration_facts(filed: CatalogEntry) -> dict[str, Any]:
     calibration = filed.calibration
     return {
         "precision": calibration.precision.value,

@@ -8,22 +8,22 @@ from typing import Concatenate, ParamSpec, TypeVar
 from campo_onnx.ops.registry import current
 
 Graph = TypeVar("Graph")
-Found = TypeVar("Found")
+Answer = TypeVar("Answer")
 Others = ParamSpec("Others")
 
 
 def remembered(
-    function: Callable[Concatenate[Graph, Others], Found],
-) -> Callable[Concatenate[Graph, Others], Found]:
+    function: Callable[Concatenate[Graph, Others], Answer],
+) -> Callable[Concatenate[Graph, Others], Answer]:
     """Let a pure function of a graph compute each answer once.
 
     The graph, its first argument, is an immutable object such as a view; the others must be hashable. The
     answer depends on the operators that are registered, and must not refer to the graph.
     """
-    answers: dict[tuple[object, ...], tuple[object, Found]] = {}
+    answers: dict[tuple[object, ...], tuple[object, Answer]] = {}
 
     @wraps(function)
-    def asked_once(graph: Graph, /, *others: Others.args, **named: Others.kwargs) -> Found:
+    def asked_once(graph: Graph, /, *others: Others.args, **named: Others.kwargs) -> Answer:
         registry = current()
         key = (id(graph), id(registry), *others, *sorted(named.items()))
         if key not in answers:

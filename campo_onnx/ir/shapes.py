@@ -82,7 +82,7 @@ def infer(model: ModelProto, dims: Mapping[str, int]) -> TensorTypes:
     check_dims(model.graph, dims)
     opsets = {opset.domain: opset.version for opset in model.opset_import}
     imports = [onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()]
-    context = _Known(dims=dims, opsets=opsets, opset_imports=imports)
+    context = _Context(dims=dims, opsets=opsets, opset_imports=imports)
     for info in (*model.graph.value_info, *model.graph.output):
         context.declared[info.name] = bind_type(info.type, dims)
     _infer_globally(model, context)
@@ -102,7 +102,7 @@ def infer(model: ModelProto, dims: Mapping[str, int]) -> TensorTypes:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Known:
+class _Context:
     """The types and shapes that are inferred so far."""
 
     dims: Mapping[str, int]
@@ -130,7 +130,7 @@ class _Known:
 # --- one global pass of ONNX's own inference -----------------------------------------------------
 
 
-def _infer_globally(model: ModelProto, context: _Known) -> None:
+def _infer_globally(model: ModelProto, context: _Context) -> None:
     payload = _slim_copy(model, context).SerializeToString()
     try:
         wanted = [t for node in model.graph.node for t in node.output if t and t not in context.types]
@@ -143,7 +143,7 @@ def _infer_globally(model: ModelProto, context: _Known) -> None:
         context.record(name, inferred)
 
 
-def _slim_copy(model: ModelProto, context: _Known) -> ModelProto:
+def _slim_copy(model: ModelProto, context: _Context) -> ModelProto:
     """Copy what inference needs: inputs bound, large constants as mere inputs, nothing declared."""
     graph = model.graph
     # From IR 4 on an initializer need not be an input as well.
@@ -188,7 +188,7 @@ def _value_of(tensor: TensorProto) -> Value:
 # --- one pass over what is left ------------------------------------------------------------------
 
 
-def _resolve(node: NodeProto, context: _Known) -> None:
+def _resolve(node: NodeProto, context: _Context) -> None:
     rests_on_assumption = bool(context.assumed.intersection(node.input))
     types: Mapping[str, TypeProto] = {}
     try:
@@ -210,7 +210,7 @@ def _resolve(node: NodeProto, context: _Known) -> None:
             context.assumed.add(name)
 
 
-def _infer_outputs(node: NodeProto, context: _Known) -> Mapping[str, TypeProto]:
+def _infer_outputs(node: NodeProto, context: _Context) -> Mapping[str, TypeProto]:
     """Types of the outputs as far as they follow from the inputs; raises where these disagree."""
     version = context.opsets.get(node.domain, 1)
     if onnx.defs.has(node.op_type, version, node.domain):
@@ -219,7 +219,7 @@ def _infer_outputs(node: NodeProto, context: _Known) -> Mapping[str, TypeProto]:
     return {name: _tensor_type(inferred) for name, inferred in pairs if name and inferred.dtype}
 
 
-def _signature(node: NodeProto, context: _Known) -> Signature:
+def _signature(node: NodeProto, context: _Context) -> Signature:
     """Describe a node by what is known so far: values of all small inputs are constants."""
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     values = {i: context.values[name] for i, name in enumerate(node.input) if name in context.values}
@@ -236,7 +236,7 @@ def _signature(node: NodeProto, context: _Known) -> Signature:
     )
 
 
-def _infer_by_schema(node: NodeProto, schema: OpSchema, context: _Known) -> Mapping[str, TypeProto]:
+def _infer_by_schema(node: NodeProto, schema: OpSchema, context: _Context) -> Mapping[str, TypeProto]:
     types = {name: context.types[name] for name in (*node.input, *outer_reads(node)) if name in context.types}
     if any(name and not _has_type(types.get(name)) for name in node.input):
         return {}
@@ -253,7 +253,7 @@ def _infer_by_schema(node: NodeProto, schema: OpSchema, context: _Known) -> Mapp
     )
 
 
-def _assume(name: str, context: _Known) -> None:
+def _assume(name: str, context: _Context) -> None:
     """Take the shape from the naming rule or the declaration, keeping a type that was inferred."""
     declared = context.declared.get(name, TypeProto())
     assumed = context.types.get(name, declared)
@@ -270,7 +270,7 @@ def _assume(name: str, context: _Known) -> None:
     context.assumed.add(name)
 
 
-def _fold(node: NodeProto, context: _Known) -> None:
+def _fold(node: NodeProto, context: _Context) -> None:
     standard = not node.domain
     for name in filter(None, node.output):
         spec = context.spec(name)
@@ -290,7 +290,7 @@ def _fold(node: NodeProto, context: _Known) -> None:
                 context.assumed.add(name)
 
 
-def _fold_widening(node: NodeProto, context: _Known) -> None:
+def _fold_widening(node: NodeProto, context: _Context) -> None:
     """Follow small constants of a low format through a Cast to FP32, which changes no value."""
     value = context.values.get(node.input[0])
     is_low = is_low_dtype(context.spec(node.input[0]).dtype)
@@ -314,7 +314,7 @@ def _has_type(declared: TypeProto | None) -> bool:
 _CHECK_REMEDY = "Check the model with onnx.checker.check_model(model, full_check=True)."
 
 
-def _contradiction(node: NodeProto, context: _Known, error: Exception) -> ModelError:
+def _contradiction(node: NodeProto, context: _Context, error: Exception) -> ModelError:
     inputs = (f"{name}: {_spelled(context.spec(name))}" for name in node.input if name)
     options = " ".join(f"--dim {name}={size}" for name, size in context.dims.items())
     return ModelError(

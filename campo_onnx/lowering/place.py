@@ -24,7 +24,7 @@ _ANY_GPU = "v100"
 
 
 @dataclass(slots=True)
-class Held:
+class Choices:
     """Choices among forms, made the first time and the same from then on."""
 
     _made: list[Any] = field(default_factory=list)
@@ -53,14 +53,14 @@ class Place:
     ----------
     target
         The runtime and the processor. Its figures choose among forms of one computation.
-    held
+    choices
         Choices that were made at other sizes.
     """
 
     target: Target
     opset: int = CONVOLUTIONS_IN_BF16
     sizes_change: bool = False
-    held: Held | None = None
+    choices: Choices | None = None
 
     @classmethod
     def on(cls, machine: Machine) -> "Place":

@@ -38,7 +38,9 @@ def rebuilt(imported: Imported, rules: Mapping[str, Rule], place: Place) -> onnx
     graph, view = imported.model.graph, imported.view
     if not any(node.op_type in rules and not node.domain for node in graph.node) or not _is_plain(imported):
         return imported.model
-    g = Graph(opset=view.opset[""], target=place.operators, sizes_change=place.sizes_change, held=place.held)
+    g = Graph(
+        opset=view.opset[""], target=place.operators, sizes_change=place.sizes_change, choices=place.choices
+    )
     g.reserve(tensor_names(graph) | {node.name for node in graph.node})
 
     def declared(name: str) -> Value:

@@ -16,7 +16,7 @@ from campo_onnx.lowering.data_gradients import data_gradients
 from campo_onnx.lowering.dropout import dropout
 from campo_onnx.lowering.max_pool import max_pool
 from campo_onnx.lowering.own_operators import own_operators
-from campo_onnx.lowering.place import CONVOLUTIONS_IN_BF16, Held, Place
+from campo_onnx.lowering.place import CONVOLUTIONS_IN_BF16, Choices, Place
 from campo_onnx.lowering.raise_opset import raise_opset
 from campo_onnx.lowering.sign_masks import sign_masks
 from campo_onnx.lowering.unpooling import unpooling
@@ -87,12 +87,12 @@ def _at_any_size(
     ranges = ranges_of(imported.model)
     several = {name: r._replace(least=max(r.least, min(2, r.example))) for name, r in ranges.items()}
     applied: list[str] = []
-    held = Held()
-    everywhere = replace(place, sizes_change=True, held=held)
+    choices = Choices()
+    everywhere = replace(place, sizes_change=True, choices=choices)
 
     def at_sizes(sizes: Sizes) -> onnx.ModelProto:
         bound = import_model(at(imported.model, dict(zip(ranges, sizes, strict=True))), any_type=True)
-        held.again()
+        choices.again()
         result = lowered(bound, everywhere, passes)
         applied[:] = result.passes
         return result.model

@@ -48,7 +48,7 @@ _MASKED = 0.25
 _FEW = 2  # integers nobody indexes with are masks, segments and counters
 
 
-class _Wanted(NamedTuple):
+class _Bounds(NamedTuple):
     """Bounds on a tensor's values that its consumers need."""
 
     below: int | None = None  # integers stay below this
@@ -249,7 +249,7 @@ def _too_large(info: TensorInfo, than: str) -> UnsupportedModelError:
     )
 
 
-def _wanted(view: GraphView, tensor: str) -> _Wanted:
+def _wanted(view: GraphView, tensor: str) -> _Bounds:
     """Follow a tensor to everything that asks something of its values."""
     bounds: list[int] = []
     positive = ratio = False
@@ -270,7 +270,7 @@ def _wanted(view: GraphView, tensor: str) -> _Wanted:
                 fresh = [t for t in node.outputs if t and t not in seen]
                 seen.update(fresh)
                 todo += fresh
-    return _Wanted(min(bounds, default=None), positive, ratio)
+    return _Bounds(min(bounds, default=None), positive, ratio)
 
 
 def _passes(node: OpNode, position: int, bound: int | None, view: GraphView) -> bool:

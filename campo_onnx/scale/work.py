@@ -64,7 +64,7 @@ class Pool(Protocol):
         """
 
 
-class Kept(Protocol):
+class Store(Protocol):
     """Store of results: :class:`campo_onnx.scale.results.Results`, or a store of another kind."""
 
     def __contains__(self, key: object) -> bool:
@@ -95,7 +95,7 @@ def died(task: Task) -> Outcome:
 def run(
     tasks: Sequence[Task],
     pool: Pool,
-    results: Kept,
+    results: Store,
     advance: Callable[[int, int], None] = lambda done, total: None,
 ) -> Mapping[str, Outcome]:
     """Do the tasks that have no result yet, and keep each result as it comes.

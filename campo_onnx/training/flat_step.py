@@ -22,7 +22,14 @@ from campo_onnx.training.flat_update import FlatUpdate
 from campo_onnx.training.gradient_interface import GradientInterface
 from campo_onnx.training.low_weights import LOW, MASTER, cast_model, with_low_weights
 from campo_onnx.training.pool_places import with_compared_places
-from campo_onnx.training.runner import Arrays, Outcome, Ran, Tensors, TensorsBySize, refuse_another_batch
+from campo_onnx.training.runner import (
+    Arrays,
+    Outcome,
+    Result,
+    Tensors,
+    TensorsBySize,
+    refuse_another_batch,
+)
 from campo_onnx.training.weight_order import kept_as_read
 from campo_onnx.training.weight_update import WeightUpdate
 
@@ -107,7 +114,7 @@ class FlatStep:
         """Whether gradients are being accumulated."""
         return self._taken > 0
 
-    def run(self, feeds: Mapping[str, NDArray[Any]], interface: StepInterface) -> Ran:
+    def run(self, feeds: Mapping[str, NDArray[Any]], interface: StepInterface) -> Result:
         """Run one step; if the gradient graph fails, the step has not been taken."""
         self._update.refuse_torn()
         lr = float(feeds.get(step_naming.LEARNING_RATE, np.float32(0)))
@@ -119,17 +126,17 @@ class FlatStep:
                 tensors.feeds[name].write(value)
         metrics = self._differentiate(tensors)
         if self._taken < self._accumulate:
-            return Ran(metrics=metrics, outcome=Outcome.ACCUMULATED)
+            return Result(metrics=metrics, outcome=Outcome.ACCUMULATED)
         self._taken = 0
         inverse = 1 / (self._accumulate * (scale if self._interface.is_scaled else 1.0))
         checked = self._update.check(inverse)
         if checked.norm is not None:
             metrics[GRAD_NORM] = checked.norm
         if not (self._is_finite and checked.finite):
-            return Ran(metrics=metrics, outcome=Outcome.SKIPPED)
+            return Result(metrics=metrics, outcome=Outcome.SKIPPED)
         self._update.run(lr, checked.inverse)
         self._side = self._latest
-        return Ran(metrics=metrics, outcome=Outcome.UPDATED)
+        return Result(metrics=metrics, outcome=Outcome.UPDATED)
 
     def shared(self) -> Arrays:
         """Give weights and gradients where they lie, by name, without a copy."""

@@ -30,7 +30,7 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
+class Result:
     """A step that ran: its metrics, and what it did to the weights."""
 
     metrics: Arrays
@@ -99,7 +99,7 @@ class Runner(Protocol):
     def is_within_window(self) -> bool:
         """Whether gradients are being accumulated, so that the state is not that of the last step."""
 
-    def run(self, feeds: Mapping[str, NDArray[Any]], interface: StepInterface) -> Ran:
+    def run(self, feeds: Mapping[str, NDArray[Any]], interface: StepInterface) -> Result:
         """Run one step on a value for every feed; the interface is that of their sizes."""
 
     def state(self) -> Arrays:

@@ -21,7 +21,7 @@ from campo_onnx.training.axis_order import Axes, Reading, Term, Tracer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class StoredForm:
     """Form in which a session keeps a parameter.
 
     Parameters
@@ -38,7 +38,7 @@ class Kept:
 
 def kept_as_read(
     model: onnx.ModelProto, view: GraphView, gradients: Mapping[str, str | None]
-) -> tuple[onnx.ModelProto, dict[str, Kept]]:
+) -> tuple[onnx.ModelProto, dict[str, StoredForm]]:
     """Declare parameters and gradients as the graph reads and makes them.
 
     Parameters
@@ -61,7 +61,7 @@ def kept_as_read(
     found_readings = (reading for readers in readings.values() for reading in readers)
     taken = frozenset(node for reading in found_readings for node in reading.made_by(view))
     edits = _Edits(model=model, view=view)
-    layouts: dict[str, Kept] = {}
+    layouts: dict[str, StoredForm] = {}
     for name, readers in readings.items():
         tracer = Tracer(view=view, sizes=sizes[name], taken=taken)
         how = _keep(edits, tracer, name, readers, gradients[name])
@@ -72,7 +72,7 @@ def kept_as_read(
 
 def _keep(
     edits: "_Edits", tracer: Tracer, name: str, readings: Sequence[Reading], output: str | None
-) -> Kept | None:
+) -> StoredForm | None:
     view, declared = tracer.view, tuple(tracer.sizes)
     shape = view.shape(name) or ()
     gradient = None
@@ -100,7 +100,7 @@ def _keep(
             edits.write(gradient, output, order, shape)
     if stored == shape == gradient_shape and best == declared:
         return None
-    return Kept(order=order, gradient_shape=gradient_shape)
+    return StoredForm(order=order, gradient_shape=gradient_shape)
 
 
 @dataclass(kw_only=True)

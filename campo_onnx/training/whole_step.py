@@ -14,7 +14,14 @@ from campo_onnx.runtime.timing import Step
 from campo_onnx.step.interface import StepInterface, TensorSpec
 from campo_onnx.step.naming import GRADS_FINITE
 from campo_onnx.training.pool_places import with_compared_places
-from campo_onnx.training.runner import Arrays, Outcome, Ran, Tensors, TensorsBySize, refuse_another_batch
+from campo_onnx.training.runner import (
+    Arrays,
+    Outcome,
+    Result,
+    Tensors,
+    TensorsBySize,
+    refuse_another_batch,
+)
 
 
 class WholeStep:
@@ -49,7 +56,7 @@ class WholeStep:
         """Never: every step updates."""
         return False
 
-    def run(self, feeds: Mapping[str, NDArray[Any]], interface: StepInterface) -> Ran:
+    def run(self, feeds: Mapping[str, NDArray[Any]], interface: StepInterface) -> Result:
         """Run one step; a failure leaves the state as it was."""
         step, tensors = self._step(interface)
         for name, value in feeds.items():
@@ -58,9 +65,9 @@ class WholeStep:
         metrics = {name: value.read() for name, value in tensors.metrics.items()}
         refuse_another_batch(metrics)
         if not metrics.pop(GRADS_FINITE, True):
-            return Ran(metrics=metrics, outcome=Outcome.SKIPPED)
+            return Result(metrics=metrics, outcome=Outcome.SKIPPED)
         self._side = 1 - self._side
-        return Ran(metrics=metrics, outcome=Outcome.UPDATED)
+        return Result(metrics=metrics, outcome=Outcome.UPDATED)
 
     def state(self) -> Arrays:
         """Copy the state from the device, by input name."""

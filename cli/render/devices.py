@@ -8,7 +8,7 @@ from .table import Cell, Column, Table, TableFormat, facts_table
 from .units import tflops
 
 if TYPE_CHECKING:
-    from campo_onnx.calibrate.catalog import Found
+    from campo_onnx.calibrate.catalog import CatalogEntry
     from campo_onnx.calibrate.knowledge import Knowledge
     from campo_onnx.hardware.hardware import Hardware
     from campo_onnx.runtime.api import Capabilities
@@ -132,7 +132,7 @@ def _known_by(known: "Knowledge", *, in_full: bool = True) -> list[str]:
     return lines or ["datasheet"]
 
 
-def _calibration(found: "Found") -> str:
+def _calibration(found: "CatalogEntry") -> str:
     made = found.calibration
     score = made.score
     accuracy = "no operators" if score is None else f"M_A {score:.1%}, {made.operators} operators"

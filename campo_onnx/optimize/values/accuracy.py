@@ -43,7 +43,7 @@ class TooCoarse:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Request:
     need: Need
     reader: str
 
@@ -75,7 +75,7 @@ class _Backward:
     def __init__(self, values: GraphValues) -> None:
         self.coarse: dict[str, TooCoarse] = {}
         self._values, self._specs = values, current()
-        self._asked: dict[str, tuple[_Asked, ...]] = {}
+        self._asked: dict[str, tuple[_Request, ...]] = {}
         self._unit = 2.0 ** -(values.low.fraction_bits + 1)
 
     def visit(self, node: OpNode, more: Needs) -> None:
@@ -99,10 +99,10 @@ class _Backward:
             self._ask(tensor, one)
 
     def _needs_of_inputs(
-        self, node: OpNode, spec: OpSpec, requests: list[tuple[str, _Asked]], more: Needs
-    ) -> Iterator[tuple[int, _Asked]]:
+        self, node: OpNode, spec: OpSpec, requests: list[tuple[str, _Request]], more: Needs
+    ) -> Iterator[tuple[int, _Request]]:
         for position, need in more.items():
-            yield position, _Asked(need, node.name)
+            yield position, _Request(need, node.name)
         if spec.asks_accuracy is None and (not requests or spec.passes_accuracy is None):
             return
         signature = self._values.view.signature(node.name)
@@ -110,12 +110,12 @@ class _Backward:
         if spec.asks_accuracy is not None:
             tolerance = _ROUNDINGS * self._unit
             for position, need in spec.asks_accuracy(signature, inputs, tolerance).items():
-                yield position, _Asked(need, node.name)
+                yield position, _Request(need, node.name)
         for tensor, one in requests:
             for position, need in self._passed(node, spec, tensor, one).items():
-                yield position, _Asked(need, one.reader)
+                yield position, _Request(need, one.reader)
 
-    def _passed(self, node: OpNode, spec: OpSpec, tensor: str, one: _Asked) -> Needs:
+    def _passed(self, node: OpNode, spec: OpSpec, tensor: str, one: _Request) -> Needs:
         """Accuracy that a node asks of its inputs because of that needed of an output."""
         if spec.passes_accuracy is None:
             return NOTHING
@@ -128,7 +128,7 @@ class _Backward:
         view = self._values.view
         return view.is_float32(tensor) or (need.is_place and view.tensors[tensor].dtype in _COUNTED)
 
-    def _ask(self, tensor: str, new: _Asked) -> None:
+    def _ask(self, tensor: str, new: _Request) -> None:
         earlier = self._asked.get(tensor, ())
         if any(one.need.is_within(new.need) for one in earlier):
             return
@@ -138,7 +138,7 @@ class _Backward:
     def _is_low_output(self, node: OpNode, tensor: str, ports: Ports) -> bool:
         return any(node.outputs[i] == tensor for i in ports.low_outputs)
 
-    def _keep(self, node: OpNode, tensor: str, one: _Asked) -> None:
+    def _keep(self, node: OpNode, tensor: str, one: _Request) -> None:
         if node.name in self.coarse:
             return
         r = self._values.range(tensor)
