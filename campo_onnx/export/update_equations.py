@@ -5,38 +5,43 @@ tensors: those of a network joined (:mod:`campo_onnx.training.updates`), or each
 (:mod:`campo_onnx.export.torch.update`).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from campo_onnx.export.optimizers import LAMB, SGD, Adam, AdamW, Momentum, Optimizer
 
 T = TypeVar("T")
 
 
-class Arithmetic(Protocol[T]):
-    """Arithmetic of tensors, and of numbers that are fed."""
+class Arithmetic(ABC, Generic[T]):
+    """Arithmetic of tensors and numbers."""
 
+    @abstractmethod
     def add(self, a: T, b: T) -> T:
         """Give ``a + b``."""
 
-    def mul(self, a: T, b: T) -> T:
+    @abstractmethod
+    def mul(self, a: T, b: T | float) -> T:
         """Give ``a * b``."""
 
+    @abstractmethod
     def div(self, a: T, b: T) -> T:
         """Give ``a / b``."""
 
+    @abstractmethod
     def root(self, a: T) -> T:
         """Give the square root."""
 
-    def sum(self, a: T, of_a: T | float | None, b: T, of_b: T | float) -> T:
-        """Give ``a * of_a + b * of_b``; None for no factor."""
-
-    def share(self, number: float, scale: T | None) -> T | float:
-        """Give a number times one that is fed, if there is one."""
-
+    @abstractmethod
     def trust_ratio(self, weight: T, direction: T) -> T:
         """Length of each parameter over that of its direction; 1 where one of them is zero."""
+
+    def sum(self, a: T, of_a: T | float | None, b: T, of_b: T | float) -> T:
+        """Give ``a * of_a + b * of_b``; None for no factor."""
+        first = a if of_a is None else self.mul(a, of_a)
+        return first if isinstance(of_b, float) and of_b == 0 else self.add(first, self.mul(b, of_b))
 
 
 def updated(
@@ -68,9 +73,9 @@ def updated(
         direction = g.sum(gradient, scale, mom, optimizer.momentum) if optimizer.nesterov else mom
         return g.sum(weight, None, direction, step), {"mom": mom}
     one, two = optimizer.beta1, optimizer.beta2
-    m = g.sum(slots["m"], one, gradient, g.share(1 - one, scale))
+    m = g.sum(slots["m"], one, gradient, 1 - one if scale is None else g.mul(scale, 1 - one))
     square = g.mul(gradient, gradient)
-    v = g.sum(slots["v"], two, square, g.share(1 - two, None if scale is None else g.mul(scale, scale)))
+    v = g.sum(slots["v"], two, square, 1 - two if scale is None else g.mul(g.mul(scale, scale), 1 - two))
     direction = g.div(m, g.add(g.root(v), numbers["eps"]))
     if isinstance(optimizer, LAMB):
         direction = g.sum(direction, numbers["correction"], weight, optimizer.weight_decay)

@@ -19,7 +19,7 @@ from campo_onnx.builder.scaled_sums import gated_add, may_mix, mixed
 from campo_onnx.builder.target import Target
 from campo_onnx.builder.value import Value
 from campo_onnx.export.optimizers import Optimizer
-from campo_onnx.export.update_equations import update_numbers, updated
+from campo_onnx.export.update_equations import Arithmetic, update_numbers, updated
 from campo_onnx.training.flat_state import ROW
 
 PARAMETER, GRADIENT = "param", "grad"
@@ -120,7 +120,7 @@ def check_model(rows: int, *, clip_norm: float | None, finite: bool) -> onnx.Mod
     return g.model(results, rename=False)
 
 
-class _Flat:
+class _Flat(Arithmetic[Value]):
     """A graph over flat tensors of one size."""
 
     def __init__(
@@ -145,8 +145,8 @@ class _Flat:
     def sub(self, a: Value, b: Value) -> Value:
         return self.op("Sub", a, b)
 
-    def mul(self, a: Value, b: Value) -> Value:
-        return self.op("Mul", a, b)
+    def mul(self, a: Value, b: Value | float) -> Value:
+        return self.op("Mul", a, self._value(b))
 
     def div(self, a: Value, b: Value) -> Value:
         return self.op("Div", a, b)
@@ -155,27 +155,19 @@ class _Flat:
         return self.op("Sqrt", a)
 
     def sum(self, a: Value, of_a: Value | float | None, b: Value, of_b: Value | float) -> Value:
-        """Give ``a * of_a + b * of_b``: numbers that are fed, or one a row, or known; None for no factor."""
-        share = None if of_a is None else self._value(of_a)
-        first = a if share is None else self.mul(a, share)
-        if isinstance(of_b, float) and of_b == 0:
-            return first
-        factor = self._value(of_b)
-        if share is not None and may_mix(self._graph, a):
-            return mixed(self._graph, a, self._of_rows(share), b, self._of_rows(factor))
-        if self.target == "standard":
-            return self.add(first, self.mul(b, factor))
-        return gated_add(self._graph, first, b, self._of_rows(factor))
+        """Give the sum in one node where the target has one; factors may be numbers for each row."""
+        if self.target == "standard" or (isinstance(of_b, float) and of_b == 0):
+            return super().sum(a, of_a, b, of_b)
+        factor = self._of_rows(self._value(of_b))
+        if of_a is not None and may_mix(self._graph, a):
+            return mixed(self._graph, a, self._of_rows(self._value(of_a)), b, factor)
+        return gated_add(self._graph, a if of_a is None else self.mul(a, of_a), b, factor)
 
     def _value(self, number: Value | float) -> Value:
         return number if isinstance(number, Value) else self.scalar(number, _FLOAT)
 
     def _of_rows(self, number: Value) -> Value:
         return number if number.rank else self.op("Expand", number, self.integers([self._rows, 1]))
-
-    def share(self, number: float, scale: Value | None) -> Value | float:
-        """Give a known number times one that is fed, if there is one."""
-        return number if scale is None else self.mul(scale, self.scalar(number, _FLOAT))
 
     def trust_ratio(self, weight: Value, direction: Value) -> Value:
         """Give a number for each row, that of its parameter."""

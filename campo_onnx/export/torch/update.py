@@ -28,20 +28,11 @@ def updated(
     return update_equations.updated(_Traced(), optimizer, parameter, gradient, slots, singles)
 
 
-class _Traced:
+class _Traced(update_equations.Arithmetic[torch.Tensor]):
     """Arithmetic of torch's tensors."""
 
     add, mul, div = staticmethod(torch.add), staticmethod(torch.mul), staticmethod(torch.div)
     root = staticmethod(torch.sqrt)
-
-    def sum(
-        self, a: torch.Tensor, of_a: torch.Tensor | float | None, b: torch.Tensor, of_b: torch.Tensor | float
-    ) -> torch.Tensor:
-        first = a if of_a is None else a * of_a
-        return first if isinstance(of_b, float) and of_b == 0 else first + b * of_b
-
-    def share(self, number: float, scale: torch.Tensor | None) -> torch.Tensor | float:
-        return number if scale is None else number * scale
 
     def trust_ratio(self, weight: torch.Tensor, direction: torch.Tensor) -> torch.Tensor:
         length, step = weight.square().sum().sqrt(), direction.square().sum().sqrt()
