@@ -6,9 +6,11 @@ import platform
 import shutil
 import stat
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Self
 
 import platformdirs
 
@@ -22,6 +24,20 @@ READ_LIMIT_BYTES = 256 * MIB
 _APP = "campo-onnx"
 _SCRATCH = f".{_APP}-"
 _TEMPORARY = f"{_APP}-"
+
+
+class Closing(ABC):
+    """What is closed at the end of a ``with`` block."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of files."""
 
 
 @contextmanager

@@ -245,8 +245,7 @@ def _measure(
     low = lowered(signature, ports, precision)
     if low is None:
         raise UnsupportedModelError(
-            f"{signature.op.label} has no {precision.value} variant",
-            why=str(ports.refusal),
+            f"{signature.op.label} has no {precision.value} variant", why=str(ports.refusal)
         )
     low_us, fp32_us = time_us(low), time_us(signature)  # the one that may be refused comes first
     if fp32_us <= SHORTEST_US or low_us <= SHORTEST_US:

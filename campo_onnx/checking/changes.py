@@ -19,11 +19,11 @@ from campo_onnx.ir.constants import chunks
 from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.view import FLOAT, GraphView, OpNode
 from campo_onnx.ops.facts import ports_of
-from campo_onnx.ops.key import CAST, CONSTANT, OpKey
+from campo_onnx.ops.key import CAST, CONSTANT, op_keys
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision, is_low_dtype, low_precisions, precisions
 
-_PADDING = frozenset({OpKey("", "Pad"), OpKey("", "Slice")})
+_PADDING = op_keys("Pad Slice")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,6 @@ from campo_onnx.ir.view import GraphView
 from campo_onnx.lowering.place import Place
 from campo_onnx.lowering.sequence import CONVOLUTIONS_LOW, as_it_runs, lowered
 from campo_onnx.lowering.widen import widened
-from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.plan.rewrite import rewrite
@@ -86,8 +85,7 @@ class CheckContext:
         planned = import_model(rewrite(self.fp32, self.plan), self.policy.dims)
         changes = changes_between(self.fp32, planned, title="the baseline", with_weights=False)
         return Baseline(
-            casts=len(changes.casts),
-            step_us=predicted_us(self.problem, changes, planned.view, self.target),
+            casts=len(changes.casts), step_us=predicted_us(self.problem, changes, planned.view, self.target)
         )
 
     @cached_property
@@ -237,7 +235,7 @@ def predicted_us(problem: Problem, changes: Changes, mixed: GraphView, target: T
     for node in changes.paddings:
         source, written = (mixed.tensors[t].nbytes for t in (node.inputs[0], node.outputs[0]))
         # A Slice reads only what it keeps.
-        read_bytes = written if node.op == OpKey("", "Slice") else source
+        read_bytes = written if node.op.label == "Slice" else source
         paddings_us += copy_us(read_bytes + written, target)
     return nodes_us + casts_us + paddings_us
 

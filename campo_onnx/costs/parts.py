@@ -13,7 +13,6 @@ from campo_onnx.ops.spec import Family
 from campo_onnx.ops.work import HOST_ONLY, WorkKind
 
 _IMAGE_AXES = 4
-_WHERE = OpKey("", "Where")
 _PART_OF = {
     Family.MATRIX_PRODUCT: Part.PRODUCTS,
     Family.RECURRENT: Part.PRODUCTS,
@@ -57,7 +56,7 @@ def _part(node: OpNode, view: GraphView, channels_last: set[str], part_of: Mappi
         is_last = bool(node.inputs) and node.inputs[0] in channels_last
         return Part.LAYOUTS if kind is WorkKind.VIEW and is_last else Part.VIEWS
     part = _PART_OF.get(spec(node.op).family, Part.ELEMENTWISE)
-    if node.op == _WHERE:  # it moves elements, each to its own place
+    if node.op.label == "Where":  # it moves elements, each to its own place
         part = Part.ELEMENTWISE
     if part is Part.ELEMENTWISE:
         producers = (view.producer[tensor].name for tensor in node.inputs if tensor in view.producer)

@@ -4,15 +4,14 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import onnx
 
 from campo_onnx.emulation.drift import Reference
 from campo_onnx.errors import UsageError
-from campo_onnx.files import cache_folder
+from campo_onnx.files import Closing, cache_folder
 from campo_onnx.runtime.chunked_run import run_in_pieces
 from campo_onnx.scale.results import Results
 from campo_onnx.version import source_digest
@@ -20,7 +19,7 @@ from campo_onnx.version import source_digest
 _FOLDER = "emulated-steps"
 
 
-class EmulatedSteps:
+class EmulatedSteps(Closing):
     """The FP32 step on some batches, and other steps compared with it.
 
     A result is filed under the bytes of its graph, which hold the signature of every node, in a file for the
@@ -36,12 +35,8 @@ class EmulatedSteps:
             except UsageError:  # another process writes it, or nobody may: what is kept only saves time
                 self._results = Results()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Close the file of results."""
         self._results.close()
 
     def squared_error(self, model: onnx.ModelProto) -> float:

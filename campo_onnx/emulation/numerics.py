@@ -238,11 +238,7 @@ def _states_low(attribute: AttributeProto) -> bool:
 
 
 def drift(
-    fp32_model: ModelProto,
-    mixed_model: ModelProto,
-    feeds: Mapping[str, NDArray[Any]],
-    *,
-    threads: int = 0,
+    fp32_model: ModelProto, mixed_model: ModelProto, feeds: Mapping[str, NDArray[Any]], *, threads: int = 0
 ) -> dict[str, float]:
     """Compare what a mixed graph computes with what the FP32 graph computes, on a CPU.
 

@@ -30,10 +30,7 @@ from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.lowering.edit import Edit, replaced
 from campo_onnx.lowering.place import Place
-from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
-
-_TRANSPOSED = OpKey("", "ConvTranspose")
 
 
 def data_gradients(imported: Imported, place: Place) -> onnx.ModelProto:
@@ -41,7 +38,7 @@ def data_gradients(imported: Imported, place: Place) -> onnx.ModelProto:
     if place.computes("ConvTranspose", Precision.BF16):
         return imported.model
     view = imported.view
-    settings = {node.name: _settings(node, view) for node in view.nodes if node.op == _TRANSPOSED}
+    settings = {node.name: _settings(node, view) for node in view.nodes if node.op.label == "ConvTranspose"}
     chosen = [node for node in view.nodes if settings.get(node.name) is not None]
 
     def replacement(edit: Edit, node: OpNode) -> None:

@@ -27,9 +27,7 @@ from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.lowering.edit import Edit, replaced
 from campo_onnx.lowering.place import Place
-from campo_onnx.ops.key import OpKey
 
-_DROPOUT = OpKey("", "Dropout")
 _RATIO, _TRAINING = 1, 2
 
 
@@ -39,7 +37,9 @@ def dropout(imported: Imported, place: Place) -> onnx.ModelProto:
     chosen = [
         node
         for node in view.nodes
-        if node.op == _DROPOUT and not place.runs(view.signature(node.name)) and _is_training(node, view)
+        if node.op.label == "Dropout"
+        and not place.runs(view.signature(node.name))
+        and _is_training(node, view)
     ]
 
     def replacement(edit: Edit, node: OpNode) -> None:

@@ -32,9 +32,7 @@ from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.lowering.edit import Edit, replaced
 from campo_onnx.lowering.place import Place
-from campo_onnx.ops.key import OpKey
 
-_MAX_POOL = OpKey("", "MaxPool")
 _MOST_TAPS = 25
 """Elements of a window, each of which costs four passes over the result."""
 
@@ -42,7 +40,7 @@ _MOST_TAPS = 25
 def max_pool(imported: Imported, place: Place) -> onnx.ModelProto:
     """Write max pools as slices and comparisons."""
     view = imported.view
-    pools = [node for node in view.nodes if node.op == _MAX_POOL]
+    pools = [node for node in view.nodes if node.op.label == "MaxPool"]
     keeps_maxima = all(place.runs(view.signature(node.name)) for node in pools)
     if keeps_maxima and not place.target.runtime.capabilities.indexes_pools_slowly:
         return imported.model

@@ -30,10 +30,10 @@ from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.lowering.edit import Edit, replaced
 from campo_onnx.lowering.place import Place
-from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.precision import Precision
 
-_COMPARISONS = (OpKey("", "Greater"), OpKey("", "LessOrEqual"))
+_COMPARISONS = op_keys("Greater LessOrEqual")
 _KEEPS_SIGN = frozenset({"MaxPool", "Reshape", "Transpose", "Slice", "Flatten", "Squeeze", "Unsqueeze"})
 
 
@@ -61,7 +61,7 @@ def _is_rectified(tensor: str, view: GraphView) -> bool:
             return False
         tensor = node.inputs[0]
         node = view.producer.get(tensor)
-    return node is not None and node.op == OpKey("", "Relu")
+    return node is not None and node.op.label == "Relu"
 
 
 def _cast(edit: Edit, node: OpNode) -> None:

@@ -25,10 +25,8 @@ from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.lowering.edit import Edit, replaced
 from campo_onnx.lowering.place import Place
-from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
 
-_PAD = OpKey("", "Pad")
 _LARGEST = 1 << 20
 """Zeros in one constant of the file, 4 MiB."""
 
@@ -38,7 +36,7 @@ def zero_padding(imported: Imported, place: Place) -> onnx.ModelProto:
     if place.computes("Pad", Precision.BF16):
         return imported.model
     view = imported.view
-    sides = {node.name: _sides(node, view) for node in view.nodes if node.op == _PAD}
+    sides = {node.name: _sides(node, view) for node in view.nodes if node.op.label == "Pad"}
 
     def replacement(edit: Edit, node: OpNode) -> None:
         tensor = node.inputs[0]

@@ -16,12 +16,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from campo_onnx.codec import DecodeError, from_json, from_plain, to_plain
 from campo_onnx.errors import ProfileError
-from campo_onnx.files import cache_folder
+from campo_onnx.files import Closing, cache_folder
 from campo_onnx.measure.database import connect, damage, files_beside, identity
 from campo_onnx.runtime.machine import DEFAULT, Machine
 from campo_onnx.runtime.timing import Timing
@@ -77,7 +75,7 @@ def default_path() -> Path:
     return cache_folder() / f"timings{_SUFFIX}"
 
 
-class Store:
+class Store(Closing):
     """The timings in one file.
 
     Parameters
@@ -105,14 +103,6 @@ class Store:
         self._written: list[tuple[str, tuple[object, ...]]] = []
         with self._refusals():
             self._connect()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the file; it may be opened again."""

@@ -231,10 +231,7 @@ def existing_versions(view: GraphView, precision: Precision) -> Mapping[str, Exi
             tensor: version
             if version.is_source
             else ExistingVersion(
-                name=version.name,
-                cast=version.cast,
-                is_source=False,
-                copies=tuple(copies.get(tensor, ())),
+                name=version.name, cast=version.cast, is_source=False, copies=tuple(copies.get(tensor, ()))
             )
             for tensor, version in versions.items()
         }

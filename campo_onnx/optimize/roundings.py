@@ -4,14 +4,14 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from campo_onnx.ir.view import GraphView, OpNode
-from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.registry import having, spec
 from campo_onnx.ops.spec import Movement
 from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.problem import Problem
 
 _MOVES = having(Trait.MOVES, Trait.SIGN)
-_SELECTS = frozenset({OpKey("", "Relu"), OpKey("", "MaxPool")})
+_SELECTS = op_keys("MaxPool Relu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,12 +5,11 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from campo_onnx.codec import DecodeError, fingerprint, from_json
 from campo_onnx.errors import UsageError
-from campo_onnx.files import make_folder, refuse_special
+from campo_onnx.files import Closing, make_folder, refuse_special
 
 if sys.platform != "win32":
     import fcntl
@@ -19,7 +18,7 @@ _BEGINS = b'{"key": "'
 _REMEDY = "Free the disk or fix the permissions, and run the same command again: {kept} results are kept."
 
 
-class Results(Mapping[str, Any]):
+class Results(Mapping[str, Any], Closing):
     """The results in one file.
 
     A line is written in one go by the one process that has the file open. A kill can leave half of the last
@@ -59,14 +58,6 @@ class Results(Mapping[str, Any]):
         except UsageError:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __getitem__(self, key: str) -> Any:
         return self._values[key]

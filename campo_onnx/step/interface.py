@@ -95,10 +95,7 @@ class StepInterface:
             is negative.
         """
         averages = {n: p for n in self.state if n not in start and (p := step_naming.averaged(n)) in start}
-        start = {
-            **start,
-            **{name: start[parameter] for name, parameter in averages.items() if parameter},
-        }
+        start = {**start, **{name: start[parameter] for name, parameter in averages.items() if parameter}}
         missing = [n for n in self.state if n not in start and not step_naming.is_optimizer_state(n)]
         unknown = [name for name in start if name not in self.state]
         if missing or unknown:

@@ -22,14 +22,7 @@ from campo_onnx.training.flat_update import FlatUpdate
 from campo_onnx.training.gradient_interface import GradientInterface
 from campo_onnx.training.low_weights import LOW, MASTER, cast_model, with_low_weights
 from campo_onnx.training.pool_places import with_compared_places
-from campo_onnx.training.runner import (
-    Arrays,
-    Outcome,
-    Result,
-    Tensors,
-    TensorsBySize,
-    refuse_another_batch,
-)
+from campo_onnx.training.runner import Arrays, Outcome, Result, Tensors, TensorsBySize, refuse_another_batch
 from campo_onnx.training.weight_order import kept_as_read
 from campo_onnx.training.weight_update import WeightUpdate
 

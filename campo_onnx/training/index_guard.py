@@ -17,7 +17,6 @@ from campo_onnx.errors import IndexOutOfRangeError, UnsupportedModelError
 from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.size_ranges import ranges_of
 from campo_onnx.ir.view import GraphView
-from campo_onnx.ops.key import OpKey
 from campo_onnx.runtime.api import LoadSettings, Program
 from campo_onnx.runtime.feeds import index_bound
 from campo_onnx.runtime.registry import load, machine
@@ -31,7 +30,6 @@ _WHOLE = frozenset(
 _MOST_NODES = 64
 """Of one index: what is made in more steps is computed by the model, and not fed."""
 
-_SHAPE = OpKey("", "Shape")
 _OURS = "campo-onnx"
 """Who writes graphs in which no index is negative, as :mod:`campo_onnx.export` does."""
 
@@ -159,7 +157,7 @@ def _path(
         if len(nodes) == _MOST_NODES or node.captures or node.op.domain:
             return None
         nodes.add(node.name)
-        if node.op == _SHAPE and node.inputs[0] in feeds:
+        if node.op.label == "Shape" and node.inputs[0] in feeds:
             shapes_of[node.inputs[0]] = None
         else:
             todo += [t for t in node.inputs if t]

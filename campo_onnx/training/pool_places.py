@@ -16,7 +16,6 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from campo_onnx.ir.sort import name_nodes, tensor_names
 from campo_onnx.ir.view import GraphView, OpNode
-from campo_onnx.ops.key import OpKey
 
 _ELEMENTS = 1 << 16
 """So many elements it takes until threads are worth their while."""
@@ -36,7 +35,7 @@ infinities is the lowest number, and that of NaN too, so that an overflow would 
 
 def with_compared_places(model: onnx.ModelProto, view: GraphView) -> onnx.ModelProto:
     """Write out how the places of maxima are found, where that is faster on a CPU."""
-    pools = {node.name for node in view.nodes if node.op == OpKey("", "MaxPool") and _is_slow(node, view)}
+    pools = {node.name for node in view.nodes if node.op.label == "MaxPool" and _is_slow(node, view)}
     if not pools or view.opset[""] < _RESIZE_OPSET:
         return model
     changed = onnx.ModelProto()

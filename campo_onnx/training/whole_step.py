@@ -14,14 +14,7 @@ from campo_onnx.runtime.timing import Step
 from campo_onnx.step.interface import StepInterface, TensorSpec
 from campo_onnx.step.naming import GRADS_FINITE
 from campo_onnx.training.pool_places import with_compared_places
-from campo_onnx.training.runner import (
-    Arrays,
-    Outcome,
-    Result,
-    Tensors,
-    TensorsBySize,
-    refuse_another_batch,
-)
+from campo_onnx.training.runner import Arrays, Outcome, Result, Tensors, TensorsBySize, refuse_another_batch
 
 
 class WholeStep:

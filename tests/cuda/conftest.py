@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import onnx
 import pytest
 
 from campo_onnx.runtime.machine import Machine
+from campo_onnx.runtime.onnxruntime.optimized import written_by_runtime
 from campo_onnx.runtime.onnxruntime.providers import cuda_problem
+from campo_onnx.runtime.onnxruntime.sessions import session_options
 from campo_onnx.runtime.registry import machine
 
 STUB = "STUB"
@@ -25,6 +28,14 @@ def graphs() -> list[Path]:
     return [
         path for path in sorted([*_OWN.glob("*.onnx"), *_HERE.glob("*.onnx")]) if path.name not in known
     ] + more
+
+
+def optimized_nodes(
+    model: onnx.ModelProto, processor: str, *, folder: Path | None = None
+) -> tuple[onnx.NodeProto, ...]:
+    """The nodes that run, the copies and Casts that ONNX Runtime inserts included."""
+    options = session_options(processor, threads=0, folder=folder)
+    return tuple(written_by_runtime(model, processor, options).graph.node)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

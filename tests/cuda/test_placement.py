@@ -14,10 +14,9 @@ from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.onnxruntime.kernels import never_loads
-from campo_onnx.runtime.onnxruntime.optimized import optimized_nodes
 from campo_onnx.runtime.registry import load
 from tests.conftest import DIMS
-from tests.cuda.conftest import graphs
+from tests.cuda.conftest import graphs, optimized_nodes
 
 PLANS = (
     ("optimal", Precision.FP16),

@@ -18,7 +18,6 @@ from campo_onnx.measure.one_node import chain_model, one_node_view
 from campo_onnx.runtime.api import LoadSettings
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.machine import Machine
-from campo_onnx.runtime.onnxruntime.optimized import optimized_nodes
 from campo_onnx.runtime.registry import load
 from campo_onnx.step.interface import step_interface
 from campo_onnx.training.flat_state import flat_layout
@@ -26,7 +25,7 @@ from campo_onnx.training.gradient_interface import gradient_interface
 from campo_onnx.training.low_weights import flat_weights, with_low_weights
 from campo_onnx.training.session import TrainingSession
 from campo_onnx.training.weight_update import WeightUpdate
-from tests.cuda.conftest import Stub
+from tests.cuda.conftest import Stub, optimized_nodes
 from tests.training.momentum_step import LR, batch, first_state, gradient_model
 
 ROOT = Path(__file__).parents[2]

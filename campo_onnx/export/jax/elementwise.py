@@ -8,6 +8,7 @@ from onnx import TensorProto
 from campo_onnx.builder.compact import cast, elementwise
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.value import Value
+from campo_onnx.export.near_zero import expm1, log1p
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
 
 _BOOL = int(TensorProto.BOOL)
@@ -61,22 +62,6 @@ def _integer_pow(g: Graph, expected: Expected, x: Value, *, y: int) -> Value:
     return elementwise(g, "Pow", x, g.scalar(y, x.dtype))
 
 
-def _log1p(g: Graph, expected: Expected, x: Value) -> Value:
-    # log(1 + x) loses x below 1e-7; log(u) * x / (u - 1) with u = fl(1 + x) does not (Kahan).
-    one = g.scalar(1, x.dtype)
-    u = elementwise(g, "Add", x, one)
-    ratio = elementwise(g, "Mul", elementwise(g, "Log", u), x)
-    ratio = elementwise(g, "Div", ratio, elementwise(g, "Sub", u, one))
-    return elementwise(g, "Where", elementwise(g, "Equal", u, one), x, ratio)
-
-
-def _expm1(g: Graph, expected: Expected, x: Value) -> Value:
-    # exp(x) - 1 = tanh(x / 2) * (exp(x) + 1), without the cancellation near 0.
-    half = elementwise(g, "Mul", x, g.scalar(0.5, x.dtype))
-    tail = elementwise(g, "Add", elementwise(g, "Exp", x), g.scalar(1, x.dtype))
-    return elementwise(g, "Mul", elementwise(g, "Tanh", half), tail)
-
-
 def _erfc(g: Graph, expected: Expected, x: Value) -> Value:
     return elementwise(g, "Sub", g.scalar(1, x.dtype), elementwise(g, "Erf", x))
 
@@ -127,8 +112,8 @@ TRANSLATIONS: Table = table(
     ("rsqrt", _rsqrt),
     ("round", _rounded),
     ("integer_pow", _integer_pow),
-    ("log1p", _log1p),
-    ("expm1", _expm1),
+    ("log1p", log1p),
+    ("expm1", expm1),
     ("erfc", _erfc),
     ("select_n", _select),
     ("clamp", _clamp),

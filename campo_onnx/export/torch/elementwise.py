@@ -11,6 +11,7 @@ from onnx import TensorProto
 from campo_onnx.builder.compact import cast, elementwise, expand, full, scaled
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.value import Value
+from campo_onnx.export.near_zero import expm1, log1p
 from campo_onnx.export.torch.operands import FLOATS, aten, operand, promoted
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
 
@@ -141,26 +142,10 @@ def _rsqrt(g: Graph, expected: Expected, x: Value) -> Value:
     return elementwise(g, "Reciprocal", elementwise(g, "Sqrt", operand(g, x, expected.dtype)))
 
 
-def _log1p(g: Graph, expected: Expected, x: Value) -> Value:
-    # log(1 + x) loses x below 1e-7; log(u) * x / (u - 1) with u = fl(1 + x) does not (Kahan).
-    one = g.scalar(1, x.dtype)
-    u = elementwise(g, "Add", x, one)
-    rest = elementwise(g, "Sub", u, one)
-    ratio = elementwise(g, "Div", elementwise(g, "Mul", elementwise(g, "Log", u), x), rest)
-    return elementwise(g, "Where", elementwise(g, "Equal", u, one), x, ratio)
-
-
-def _expm1(g: Graph, expected: Expected, x: Value) -> Value:
-    # exp(x) - 1 = tanh(x / 2) * (exp(x) + 1), without the cancellation near 0.
-    half = elementwise(g, "Mul", x, g.scalar(0.5, x.dtype))
-    tail = elementwise(g, "Add", elementwise(g, "Exp", x), g.scalar(1, x.dtype))
-    return elementwise(g, "Mul", elementwise(g, "Tanh", half), tail)
-
-
 def _elu(
     g: Graph, expected: Expected, x: Value, alpha: float = 1, scale: float = 1, input_scale: float = 1
 ) -> Value:
-    grown = _expm1(g, expected, elementwise(g, "Mul", x, g.scalar(input_scale, x.dtype)))
+    grown = expm1(g, expected, elementwise(g, "Mul", x, g.scalar(input_scale, x.dtype)))
     low = elementwise(g, "Mul", grown, g.scalar(alpha * scale, x.dtype))
     high = elementwise(g, "Mul", x, g.scalar(scale, x.dtype))
     return elementwise(g, "Where", elementwise(g, "Greater", x, g.scalar(0, x.dtype)), high, low)
@@ -281,8 +266,8 @@ TRANSLATIONS: Table = table(
     ((aten.floor_divide.default, aten.floor_divide.Scalar), _floor_divide),
     (aten.trunc.default, _trunc),
     (aten.rsqrt.default, _rsqrt),
-    (aten.log1p.default, _log1p),
-    (aten.expm1.default, _expm1),
+    (aten.log1p.default, log1p),
+    (aten.expm1.default, expm1),
     (aten.elu.default, _elu),
     (aten.gelu.default, _gelu),
     (aten.gelu_backward.default, _gelu_backward),

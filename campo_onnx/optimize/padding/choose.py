@@ -105,8 +105,7 @@ def _with_gains(decisions: Iterable[Decision], pads: Iterable[PlannedPad]) -> tu
     padded = {pad.node: pad for pad in pads}
     return tuple(
         replace(
-            decision,
-            gain_us=decision.gain_us + padded[decision.node].gain_us - padded[decision.node].pads_us,
+            decision, gain_us=decision.gain_us + padded[decision.node].gain_us - padded[decision.node].pads_us
         )
         if decision.node in padded
         else decision

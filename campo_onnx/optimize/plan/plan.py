@@ -14,14 +14,7 @@ from campo_onnx.errors import PlanMismatchError
 from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.view import Use
 from campo_onnx.ops.precision import Precision
-from campo_onnx.optimize.plan.edits import (
-    Decision,
-    ExistingCast,
-    LowConstant,
-    PadBy,
-    PlannedCast,
-    PlannedPad,
-)
+from campo_onnx.optimize.plan.edits import Decision, ExistingCast, LowConstant, PadBy, PlannedCast, PlannedPad
 from campo_onnx.optimize.plan.plan_file import decode, encode, plan_format
 from campo_onnx.optimize.plan.rules import RulePrices
 from campo_onnx.optimize.values.ranges import DeclaredRange

@@ -16,7 +16,6 @@ from campo_onnx.ir.sort import bodies
 from campo_onnx.ir.statistics import statistics_of
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.fold import FROM_SHAPE
-from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.values.arithmetic import GUARD, LARGE
 from campo_onnx.ops.values.propagate import propagated
 from campo_onnx.ops.values.range import GIVEN, INFINITY, UNKNOWN, ValueRange, made
@@ -84,16 +83,7 @@ def _value_ranges(
         elif name in declared:
             own = declared[name]
             like = of_type(info.dtype).named(name)
-            forward.add(
-                name,
-                made(
-                    own.lowest,
-                    own.highest,
-                    own.lowest,
-                    own.highest,
-                    like=like,
-                ),
-            )
+            forward.add(name, made(own.lowest, own.highest, own.lowest, own.highest, like=like))
         elif name in defaults:
             # What an input holds unless the caller says otherwise: reason for care, not for trust.
             default = _of_constant(name, defaults[name], imported)
@@ -226,9 +216,9 @@ def _related(
     node: OpNode, view: GraphView, ranges: Mapping[str, ValueRange], result: ValueRange
 ) -> ValueRange:
     """Sharpen what two inputs of a node that belong together make of each other."""
-    if node.op == OpKey("", "Sub") and _is_reduction("ReduceMax", node.inputs[1], node.inputs[0], view):
+    if node.op.label == "Sub" and _is_reduction("ReduceMax", node.inputs[1], node.inputs[0], view):
         return made(result.lowest, 0.0, result.expected_lowest, 0.0, like=result)
-    if node.op == OpKey("", "Div"):
+    if node.op.label == "Div":
         numerator = ranges.get(node.inputs[0], UNKNOWN)
         if numerator.lowest >= 0.0 and _is_reduction("ReduceSum", node.inputs[1], node.inputs[0], view):
             return made(0.0, 1.0, 0.0, 1.0, like=UNKNOWN)
@@ -241,11 +231,11 @@ def _is_reduction(op_type: str, tensor: str, of: str, view: GraphView) -> bool:
     while producer is not None and (producer.op in MOVES or _is_floor(producer)):
         tensor = _through(producer, view)
         producer = view.producer.get(tensor)
-    return producer is not None and producer.op == OpKey("", op_type) and producer.inputs[0] == of
+    return producer is not None and producer.op.label == op_type and producer.inputs[0] == of
 
 
 def _is_floor(node: OpNode) -> bool:
-    return node.op == OpKey("", "Max") and len(node.inputs) == 2
+    return node.op.label == "Max" and len(node.inputs) == 2
 
 
 def _through(node: OpNode, view: GraphView) -> str:

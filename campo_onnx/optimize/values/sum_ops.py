@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.ops.facts import work_of
-from campo_onnx.ops.key import OpKey, op_keys
+from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.registry import having
 from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.values.graph_values import GraphValues
@@ -85,7 +85,7 @@ def summed_input(node: OpNode, view: GraphView) -> str | None:
     """The tensor that a node sums over many values; None where it is not such a sum."""
     if node.op in _SCATTERS:
         return node.inputs[2] if node.attributes.get("reduction") in ("add", b"add") else None
-    is_einsum = node.op == OpKey("", "Einsum") and len(node.inputs) == 1
+    is_einsum = node.op.label == "Einsum" and len(node.inputs) == 1
     return node.inputs[0] if (node.op in SUMS or is_einsum) and _is_sum(node, view) else None
 
 

@@ -13,20 +13,6 @@ _WRONG_RULES = ["Pad_Fusion"]
 """Zeros around an image become the padding of a MaxPool, which is lower than any number."""
 
 
-def optimized_nodes(
-    model: onnx.ModelProto, processor: str, *, threads: int = 0, folder: Path | None = None
-) -> tuple[onnx.NodeProto, ...]:
-    """List the nodes that will run, those that ONNX Runtime inserts included.
-
-    Copies between providers (``Memcpy...``) and Casts of its own show only in the graph as it is
-    about to run, so that graph is written out and read back.
-    """
-    written = _written_by_runtime(
-        model, processor, session_options(processor, threads=threads, folder=folder)
-    )
-    return tuple(written.graph.node)
-
-
 def cleaned_up(
     model: onnx.ModelProto, processor: str, *, threads: int = 0, folder: Path | None = None
 ) -> onnx.ModelProto:
@@ -43,13 +29,13 @@ def cleaned_up(
     """
     options = session_options(processor, threads=threads, folder=folder)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    return _written_by_runtime(model, processor, options)
+    return written_by_runtime(model, processor, options)
 
 
-def _written_by_runtime(
+def written_by_runtime(
     model: onnx.ModelProto, processor: str, options: ort.SessionOptions
 ) -> onnx.ModelProto:
-    """Load a model, and read back what ONNX Runtime's optimizer made of it."""
+    """Load a model, and read back what ONNX Runtime's optimizer made of it, its copies and Casts included."""
     data = model.SerializeToString()
 
     def load() -> None:
