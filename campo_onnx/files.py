@@ -27,7 +27,7 @@ _TEMPORARY = f"{_APP}-"
 
 
 class Closing(ABC):
-    """What is closed at the end of a ``with`` block."""
+    """Base of classes that are closed at the end of a ``with`` block."""
 
     def __enter__(self) -> Self:
         return self

@@ -11,10 +11,9 @@ from campo_onnx.ops.key import CAST
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.spec import Family
 from campo_onnx.optimize.fusion import fused
-from campo_onnx.optimize.memory import peak_bytes
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.problem import Problem
-from campo_onnx.optimize.step_ops import Moved, Step, StepOp, launched, planned_step, step_of
+from campo_onnx.optimize.step_ops import Moved, Step, StepOp, Version, launched, planned_step, step_of
 
 Key = TypeVar("Key", Family, str)
 
@@ -37,7 +36,7 @@ class Traffic:
     fused
         The whole step if neighbouring pointwise nodes were one kernel.
     peak_bytes
-        Most memory that its tensors take at a time: see :func:`campo_onnx.optimize.memory.peak_bytes`.
+        Most memory that its tensors take at a time: see :func:`peak_bytes`.
     """
 
     by_family: Mapping[Family, Moved]
@@ -105,3 +104,32 @@ def _sums(ops: Iterable[tuple[Key, StepOp]]) -> dict[Key, Moved]:
     for key, op in ops:
         totals[key] = totals.get(key, Moved()) + op.moved
     return dict(sorted(totals.items(), key=lambda item: -item[1].moved_bytes))
+
+
+def peak_bytes(step: Step) -> float:
+    """Find the most bytes that the tensors of a step take at a time.
+
+    Notes
+    -----
+    Operations run in the order of the graph. A tensor lives from the operation that makes it to the last one
+    that reads it; inputs and constants live all the time, results to the end. A view has the bytes of what it
+    names. Workspaces of kernels, and what an allocator cannot use again, come on top.
+    """
+    aliases = step.aliases()
+    last: dict[Version, int] = {}
+    for i, op in enumerate(step.ops):
+        for tensor in (*op.reads, *op.writes):
+            last[aliases.get(tensor, tensor)] = i
+    for tensor in (*step.given, *step.results):
+        last[aliases.get(tensor, tensor)] = len(step.ops)
+    dying: dict[int, list[Version]] = {}
+    for tensor, i in last.items():
+        dying.setdefault(i, []).append(tensor)
+    older = step.given | aliases.keys()
+    alive = sum(step.sizes.get(tensor, 0.0) for tensor in step.given)
+    peak = alive
+    for i, op in enumerate(step.ops):
+        alive += sum(step.sizes.get(tensor, 0.0) for tensor in op.writes if tensor not in older)
+        peak = max(peak, alive)
+        alive -= sum(step.sizes.get(tensor, 0.0) for tensor in dying.get(i, ()))
+    return peak
