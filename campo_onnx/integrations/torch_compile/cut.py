@@ -140,11 +140,3 @@ def _read_from_outside(
     read = {t for name in backward for t in _reads(view.node[name])} | set(outputs)
     outside = read - results - set(tangents)
     return tuple(t for t in view.tensors if t in outside and view.tensors[t].kind is not TensorKind.CONSTANT)
-<<<<<<< HEAD
-
-
-def kept_bytes(view: GraphView, found: Cut) -> float:
-    """Size of everything that is computed in the forward half and kept for the backward half."""
-    return math.fsum(view.tensors[t].nbytes for t in found.kept if t in view.producer)
-=======
->>>>>>> 0959946a (Peak memory stands beside the bytes moved; where work that goes on is kept)
