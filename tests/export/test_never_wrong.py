@@ -81,6 +81,10 @@ def decides(self: Any, y: Any) -> Any:
     return y if y.sum() > 0 else -y
 
 
+def selects(self: Any, y: Any) -> Any:
+    return y[y > 0].sin()
+
+
 def checks(self: Any, y: Any) -> None:
     if not torch.isfinite(y).all() or (y > 1e6).any():
         raise ValueError("not finite")
@@ -205,7 +209,11 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "python": (pythons, r"test_never_wrong.py:\d+ draws a random number in Python"),
     "numpy": (numpys, r"test_never_wrong.py:\d+ draws a random number in Python"),
     "generator": (own_dice, r"test_never_wrong.py:\d+ draws a random number in Python"),
-    "decision": (decides, r"test_never_wrong.py:\d+ .*looks at the data to decide what to do"),
+    "decision": (
+        decides,
+        r"test_never_wrong.py:\d+ .*looks at the data to decide what to do.*, else choose with torch.where",
+    ),
+    "selection": (selects, r"looks at the data .*ignore_index, or multiply .* by the mask and divide by"),
     "check": (checks, r"test_never_wrong.py:\d+ checks the data: .*assume='checks'"),
     "check of torch's": (
         lambda self, y: torch._check_tensor_all(y < 1e6),

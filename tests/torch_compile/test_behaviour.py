@@ -214,6 +214,28 @@ def test_buffers_and_inputs_change_in_place() -> None:
         assert module.seen.data_ptr() == address
 
 
+def test_what_a_model_copies_may_change_before_the_backward_pass() -> None:
+    class Queue(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+            self.register_buffer("queue", torch.randn(3, 5))
+
+        def forward(self, x: Any) -> Any:
+            return self.layer(x) @ self.queue.clone().detach()
+
+    module = Queue()
+    eager, run = copy.deepcopy(module), compiled(module)
+    for _ in range(2):
+        x = torch.randn(2, 4)
+        for call, each in ((run, module), (eager, eager)):
+            each.zero_grad()
+            y = call(x)
+            each.queue[:, 1:3] = x.T[:3]
+            y.square().sum().backward()
+        assert distance([p.grad for p in module.parameters()], [p.grad for p in eager.parameters()]) < 1e-5
+
+
 def test_a_matrix_is_multiplied_with_a_vector_as_written() -> None:
     """ONNX Runtime's own fusion of a transposed matrix with a vector is wrong."""
     module = Applied(lambda w, x: (x.t() @ (x @ w)) * w)

@@ -92,3 +92,54 @@ def test_operations_of_torchs_own_list(name: str) -> None:
 
     for operation in [each for each in op_db if each.name == name]:
         assert not list(problems(operation))
+
+
+class OfSome(nn.Module):
+    """A loss of the rows that have a label, how many differs from batch to batch."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.layers, self.way = nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Linear(16, 3)), way
+
+    def forward(self, x: Any, y: Any) -> Any:
+        out, is_labelled = self.layers(x), y != -100
+        if self.way == "mask":
+            return nn.functional.cross_entropy(out[is_labelled], y[is_labelled])
+        if self.way == "masked_select":
+            return torch.masked_select(out, is_labelled[:, None]).square().mean()
+        rows = is_labelled.nonzero().squeeze(1)
+        return nn.functional.nll_loss(out.index_select(0, rows).log_softmax(1), y[rows])
+
+
+def assert_trains_on_some(module: nn.Module, **options: Any) -> None:
+    """Steps whose batches have labels for some rows, another number in each."""
+    eager = copy.deepcopy(module)
+    run = torch.compile(
+        module, backend=campo_onnx, options={"runtime": "onnxruntime", "plans": None, **options}
+    )
+    for count in (5, 3, 7, 1, 8, 4):
+        x, y = torch.randn(8, 6), torch.randint(0, 3, (8,))
+        y[count:] = -100
+        losses = []
+        for call, each in ((run, module), (eager, eager)):
+            each.zero_grad()
+            loss = call(x, y)
+            loss.backward()
+            losses.append(loss.detach())
+        assert distance(losses[:1], losses[1:]) < 1e-5
+        assert distance([p.grad for p in module.parameters()], [p.grad for p in eager.parameters()]) < 1e-5
+
+
+@pytest.mark.parametrize("way", ["mask", "masked_select", "nonzero"])
+def test_losses_of_another_number_of_rows_in_each_step(way: str) -> None:
+    assert_trains_on_some(OfSome(way), fallback="error")
+
+
+def test_sizes_that_data_decides_about_within_a_graph_run_in_torch() -> None:
+    message = r"test_fallback_operations.py:\d+ decides about a size by data .*aten.index.*compiled"
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        with pytest.warns(RuntimeWarning, match=message):
+            assert_trains_on_some(OfSome("mask"))
+        torch._dynamo.reset()
+        with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=message):
+            assert_trains_on_some(OfSome("mask"), fallback="error")

@@ -14,6 +14,7 @@ import torch
 import torch.fx.traceback as fx_traceback
 from torch._decomp import core_aten_decompositions
 from torch._subclasses.fake_tensor import (
+    DynamicOutputShapeException,
     FakeTensorMode,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
@@ -36,6 +37,12 @@ from campo_onnx.export.torch.step import Step
 aten = torch.ops.aten
 
 _UNTRACEABLE = (UnsupportedFakeTensorException, UnsupportedOperatorException)
+
+_DECIDING = "Export with assume='batch' if all batches give the same, else choose with torch.where."
+_SELECTING = (
+    "Export with assume='batch' if all batches select as many elements; else keep all of them: leave labels "
+    "out by ignore_index, or multiply what each adds to the loss by the mask and divide by mask.sum()."
+)
 
 
 def trace(
@@ -191,7 +198,7 @@ def _one_message() -> Iterator[None]:
         raise UnsupportedModelError(
             f"{_where(error)} looks at the data to decide what to do",
             why=f"{_operation(error)} needs the values of a tensor, and a graph is written without data",
-            remedy="Export with assume='batch' if all batches give the same, else choose with torch.where.",
+            remedy=_SELECTING if isinstance(error, DynamicOutputShapeException) else _DECIDING,
         ) from None
     except CheckpointError:
         raise UnsupportedModelError(

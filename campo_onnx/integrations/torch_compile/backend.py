@@ -1,5 +1,6 @@
 """The backend: what torch.compile calls with each graph that it captured."""
 
+import copy
 import itertools
 import logging
 import re
@@ -18,7 +19,7 @@ from campo_onnx.errors import CampoError, UnsupportedModelError, is_foreign
 from campo_onnx.export.torch.complex_numbers import without_complex
 from campo_onnx.export.translate import UntranslatedUseError
 from campo_onnx.integrations.torch_compile.autocast import autocast_precision, without_casts
-from campo_onnx.integrations.torch_compile.fallback import InPieces, InTorch
+from campo_onnx.integrations.torch_compile.fallback import InPieces, in_torch
 from campo_onnx.integrations.torch_compile.flat import flatten, provider_of, refuse_untranslatable
 from campo_onnx.integrations.torch_compile.joint import JointGraph, opaque_call
 from campo_onnx.integrations.torch_compile.planning import plan_graph
@@ -140,9 +141,7 @@ class Compiled:
             real = without_complex(_copy(gm), decompositions())
             refuse_untranslatable(real)
             return self._piece(real, arguments)
-        except (
-            Exception
-        ) as error:  # as above: translation, ONNX's checker and ONNX Runtime have errors of their own
+        except Exception as error:  # translation, ONNX's checker and ONNX Runtime have errors of their own
             self._give_up(error, gm)
             refused |= _used(error)
         while True:
@@ -151,7 +150,7 @@ class Compiled:
             except Exception as error:
                 self._give_up(error, gm)
                 if not _used(error) - refused:
-                    return InTorch(gm)
+                    return in_torch(gm)
                 refused |= _used(error)
 
     def _piece(self, gm: torch.fx.GraphModule, arguments: int) -> Piece:
@@ -207,12 +206,7 @@ def _used(error: Exception) -> set[str]:
 
 
 def _copy(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    graph = torch.fx.Graph()
-    copies: dict[torch.fx.Node, torch.fx.Node] = {}
-    graph.output(graph.graph_copy(gm.graph, copies)).meta = dict(gm.graph.output_node().meta)
-    for old, new in copies.items():
-        new.meta = dict(old.meta)
-    return torch.fx.GraphModule(gm, graph)
+    return torch.fx.GraphModule(gm, copy.deepcopy(gm.graph))
 
 
 def campo_onnx(

@@ -1,13 +1,15 @@
 """From a traced graph of symbolic sizes to one of the sizes at hand."""
 
+import re
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.sizes.formulas import Sizes
@@ -38,6 +40,7 @@ class Symbols:
         UnsupportedModelError
             If an argument is a number that is not a size, or a size is known in a tensor's data only.
         """
+        _refuse_sizes_of_data(placeholders[0].graph.nodes if placeholders else ())
         read_at: dict[Any, tuple[int, int | None]] = {}
         used: set[Any] = set()
         for position, node in enumerate(placeholders):
@@ -66,16 +69,28 @@ class Symbols:
 
     def traced_at(self, placeholders: Sequence[torch.fx.Node]) -> Sizes:
         """Give the sizes that the graph was traced at."""
-        metas = [placeholders[position].meta["val"] for position, _ in self.read_at]
-        sizes = [
-            m if axis is None else m.shape[axis] for m, (_, axis) in zip(metas, self.read_at, strict=True)
-        ]
-        return tuple(int(size.node.hint) for size in sizes)
+        places = ((placeholders[position].meta["val"], axis) for position, axis in self.read_at)
+        return tuple(int((meta if axis is None else meta.shape[axis]).node.hint) for meta, axis in places)
 
 
 def _note(found: dict[Any, tuple[int, int | None]], size: Any, place: tuple[int, int | None]) -> None:
     if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
         found.setdefault(size.node.expr, place)
+
+
+def _refuse_sizes_of_data(nodes: Iterable[torch.fx.Node]) -> None:
+    """Refuse a graph in which the data of a tensor decides about the size of another."""
+    for node in nodes:
+        values = [v for v in _flat(node.meta.get("val")) if isinstance(v, torch.Tensor | torch.SymInt)]
+        if not has_free_unbacked_symbols(values):
+            continue
+        lines = re.findall(r'File "(.+)", line (\d+)', node.meta.get("stack_trace") or "")
+        raise UnsupportedModelError(
+            f"{':'.join(lines[-1]) if lines else node.name} decides about a size by data ({node.target})",
+            why="sessions need sizes before they run",
+            remedy="Leave torch._dynamo.config.capture_dynamic_output_shape_ops and capture_scalar_outputs "
+            "off, as they are by default: what is before and behind that line is then compiled.",
+        )
 
 
 def are_polynomials(gm: torch.fx.GraphModule) -> bool:
@@ -85,7 +100,7 @@ def are_polynomials(gm: torch.fx.GraphModule) -> bool:
         for node in gm.graph.nodes
         for value in _flat(node.meta.get("val"))
         for number in ((*value.shape, *value.stride()) if isinstance(value, torch.Tensor) else (value,))
-        if isinstance(number, torch.SymInt | torch.SymFloat | torch.SymBool)
+        if isinstance(number, torch.SymInt | torch.SymFloat)
     }
     return all(e.is_polynomial(*e.free_symbols) for e in expressions)
 
@@ -126,7 +141,7 @@ def concrete_graph(gm: torch.fx.GraphModule, symbols: Symbols, sizes: Sizes) -> 
     Raises
     ------
     UnsupportedModelError
-        If a size depends on a tensor's data, or the graph calls another.
+        If the graph calls another.
     """
     traced = _Known(dict(zip(symbols.names, sizes, strict=True)))
     graph = torch.fx.Graph()
@@ -182,10 +197,7 @@ class _Known:
         kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]
         key = (kind, value.node.expr)
         if key not in self._numbers:
-            number = value.node.expr.xreplace(self._sizes)
-            if getattr(number, "free_symbols", ()):
-                raise UnsupportedModelError(f"a size depends on what a tensor holds: {number}")
-            self._numbers[key] = kind(number)
+            self._numbers[key] = kind(value.node.expr.xreplace(self._sizes))
         return self._numbers[key]
 
 

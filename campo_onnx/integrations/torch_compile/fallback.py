@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
@@ -10,6 +10,8 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from campo_onnx.integrations.torch_compile.flat import is_translatable
 from campo_onnx.integrations.torch_compile.random_inputs import lift_random
+
+Make: TypeAlias = Callable[[torch.fx.GraphModule, int], Callable[[Sequence[Any]], list[Any]]]
 
 _ONLY_MOVE = frozenset(
     f"aten.{name}.{overload}"
@@ -41,7 +43,7 @@ class InPieces:
     def __init__(
         self,
         gm: torch.fx.GraphModule,
-        make: Callable[[torch.fx.GraphModule, int], Callable[[Sequence[Any]], list[Any]]],
+        make: Make,
         refused: frozenset[str] = frozenset(),
     ) -> None:
         self._positions = _positions(gm)
@@ -56,22 +58,11 @@ class InPieces:
             self._replace(fused, node, make)
         fused.graph.lint()
         fused.recompile()
-        self.left = sorted(
-            {
-                str(n.target)
-                for n in fused.graph.nodes
-                if n.op == "call_function" and n.target is not operator.getitem
-            }
-            - _ONLY_MOVE
-        )
+        computing = (n for n in fused.graph.nodes if n.op == "call_function" and _computes(n))
+        self.left = sorted({str(node.target) for node in computing})
         self._run = torch.fx.Interpreter(fused)
 
-    def _replace(
-        self,
-        fused: torch.fx.GraphModule,
-        node: torch.fx.Node,
-        make: Callable[[torch.fx.GraphModule, int], Callable[[Sequence[Any]], list[Any]]],
-    ) -> None:
+    def _replace(self, fused: torch.fx.GraphModule, node: torch.fx.Node, make: Make) -> None:
         sub = fused.get_submodule(node.target)
         output = sub.graph.output_node()
         is_single = isinstance(output.args[0], torch.fx.Node)
@@ -92,17 +83,10 @@ class InPieces:
         return results
 
 
-class InTorch:
-    """A graph of static sizes that torch runs."""
-
-    def __init__(self, gm: torch.fx.GraphModule) -> None:
-        self._positions = _positions(gm)
-        self._run = torch.fx.Interpreter(gm)
-
-    def __call__(self, arguments: Sequence[Any]) -> Sequence[Any]:
-        """Run it."""
-        results: Sequence[Any] = self._run.boxed_run([arguments[position] for position in self._positions])
-        return results
+def in_torch(gm: torch.fx.GraphModule) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """Let torch run a graph of static sizes."""
+    positions, interpreter = _positions(gm), torch.fx.Interpreter(gm)
+    return lambda arguments: interpreter.boxed_run([arguments[position] for position in positions])
 
 
 def _positions(gm: torch.fx.GraphModule) -> list[int]:

@@ -70,6 +70,12 @@ class JointGraph:
         self._weights, self._names, self._settings = weights, names, settings
         self._placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
         self._symbols = Symbols.of(self._placeholders[:primals])
+        self._copied = {
+            position
+            for position, node in enumerate(self._placeholders)
+            if any(user.target is torch.ops.aten.clone.default for user in node.users)
+        }
+        """Arguments that may change before the backward pass, since the model copies them."""
         self._kept: Kept | None = None
         self._runtimes = RuntimeChoice(settings)
         self._learner = Learner(self._planned_for_any_size, is_smooth=are_polynomials(gm))
@@ -192,6 +198,8 @@ class JointGraph:
         sizes = self._symbols.read(given)
         step, number = self.step(sizes)
         results, kept = step.forward(given)
+        for place, position in enumerate(step.kept.arguments):
+            kept[place] = kept[place].clone() if position in self._copied else kept[place]
         if self.is_dynamic:
             kept.insert(0, torch.tensor((*sizes, number)))
         return [*results, *kept]
