@@ -17,7 +17,8 @@ from campo_onnx.integrations.torch_compile import campo_onnx, report
 _OPTIONS = {"fallback": "error", "runtime": "onnxruntime"}
 
 
-def _compiled(build: Build) -> Row:
+def row(build: Build) -> Row:
+    """Train a model through the backend, which takes it whole or not at all, and in torch."""
     torch.set_num_threads(1)
     torch._dynamo.reset()
     torch._dynamo.config.allow_rnn = True
@@ -29,11 +30,11 @@ def _compiled(build: Build) -> Row:
         module.load_state_dict(case.module.state_dict())
         return with_torch.trained(module, lambda: case.loss(run(**case.inputs), **case.targets))
 
-    row = exactness.compared(draw, with_torch.TORCH, train)
-    found = report(module)
-    return {**row, "graphs": len(found.graphs), "kinds": sorted({graph.kind for graph in found.graphs})}
+    found = exactness.compared(draw, with_torch.TORCH, train)
+    graphs = report(module).graphs
+    return {**found, "graphs": len(graphs), "kinds": sorted({graph.kind for graph in graphs})}
 
 
 if __name__ == "__main__":
     packages = ("torch", "transformers", "timm", "diffusers")
-    make("models_compiled", __doc__, "models_out/compiled", of_torch(_compiled), *packages)
+    make("models_compiled", __doc__, "models_out/compiled", of_torch(row), *packages)

@@ -13,6 +13,7 @@ from benchmarks.models.case import Case
 from benchmarks.models.exactness import MOMENTUM, RATE, STEPS, Arrays, Framework, Trained
 from campo_onnx.export.torch import export_training_step
 from campo_onnx.export.torch.arguments import arguments
+from campo_onnx.export.torch.state_dict import first_state
 from campo_onnx.step import naming as step_naming
 
 
@@ -24,7 +25,12 @@ def _in_torch(case: Case, is_exact: bool) -> Trained:
     module = copy.deepcopy(case.module)
     module = module.double() if is_exact else module
     inputs, targets = tree_map(cast, (case.inputs, case.targets))
-    return trained(module, lambda: case.loss(module(**inputs), **targets))
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64 if is_exact else before)  # of what forward makes itself
+    try:
+        return trained(module, lambda: case.loss(module(**inputs), **targets))
+    finally:
+        torch.set_default_dtype(before)
 
 
 def trained(module: torch.nn.Module, loss_of: Callable[[], torch.Tensor]) -> Trained:
@@ -52,10 +58,9 @@ def _feeds_of_torch(case: Case, model: onnx.ModelProto) -> Arrays:
     forward, loss = case.module.forward, case.loss
     batch = arguments(case.inputs, forward, skip=0, kind="input", name_of=step_naming.batch_input).tensors
     batch |= arguments(case.targets, loss, skip=1, kind="target", name_of=step_naming.target).tensors
-    state = {step_naming.parameter(n): p for n, p in case.module.named_parameters()}
-    state |= {step_naming.buffer(n): b for n, b in case.module.named_buffers()}
     read = {value.name for value in model.graph.input}
-    return {n: t.detach().numpy().copy() for n, t in (state | batch).items() if n in read}
+    own = {n: t.detach().numpy().copy() for n, t in batch.items() if n in read}
+    return first_state(case.module, model) | own
 
 
 def _in_torch_without_onednn(case: Case) -> Trained:
