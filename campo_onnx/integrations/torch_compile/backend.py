@@ -1,6 +1,5 @@
 """The backend: what torch.compile calls with each graph that it captured."""
 
-import copy
 import itertools
 import logging
 import re
@@ -206,7 +205,12 @@ def _used(error: Exception) -> set[str]:
 
 
 def _copy(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    return torch.fx.GraphModule(gm, copy.deepcopy(gm.graph))
+    graph = torch.fx.Graph()
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    graph.output(graph.graph_copy(gm.graph, copies)).meta = dict(gm.graph.output_node().meta)
+    for old, new in copies.items():
+        new.meta = dict(old.meta)
+    return torch.fx.GraphModule(gm, graph)
 
 
 def campo_onnx(
