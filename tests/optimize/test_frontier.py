@@ -8,7 +8,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from campo_onnx.ir.view import TensorKind
 from campo_onnx.ops.ports import Ports
+from campo_onnx.optimize.flat_weights import FlatWeights
 from campo_onnx.optimize.frontier import assignment_at, frontier
 from campo_onnx.optimize.parametric_cut import PricedNetwork
 from campo_onnx.optimize.plan.assemble import make_plan
@@ -148,6 +150,34 @@ def test_settled_choices_change_no_point(random_problem, monkeypatch):
     assert not_nested > 3
     assert max(open_choices) <= 1.0
     assert np.mean(open_choices) < 0.8
+
+
+def test_bounds_hold_where_weights_are_cast_at_once(random_problem, monkeypatch):
+    """Two networks, of which each point has the better one: settled choices change no point there either."""
+    at_once = 0
+    for seed in range(150):
+        rng = random.Random(f"flat {seed}")
+        problem = random_problem(rng, most_nodes=14)
+        weights = {t.name: t.elements for t in problem.view.tensors.values() if t.kind is TensorKind.INPUT}
+        problem = replace(problem, flat=FlatWeights(sizes=weights))
+        if len(free_nodes(problem)) > MOST_FREE:
+            continue
+        errors = drawn_errors(problem, rng)
+        points = frontier(problem, errors)
+        with monkeypatch.context() as whole:
+            whole.setattr(PricedNetwork, "between", lambda network, one, other: network)
+            expected = frontier(problem, errors)
+        for values in ("time_us", "squared_error"):
+            assert [getattr(p, values) for p in points] == pytest.approx(
+                [getattr(p, values) for p in expected], rel=1e-9
+            )
+        times_us, squares = every_assignment(problem, errors)
+        for point in points:
+            within_us = times_us[squares <= point.squared_error * (1 + 1e-12)].min()
+            assert point.bound_us <= within_us + 1e-8 * (1.0 + problem.costs.fp32_us)
+            assert point.time_us == pytest.approx(problem.predicted_us(point.low))
+            at_once += bool(problem.flat_casts(point.low))
+    assert at_once > 5
 
 
 def test_errors_of_single_nodes_raise_nodes_one_after_another(random_problem):
