@@ -188,7 +188,7 @@ class Mixture:
 def mixed(name: str, work: Path) -> Facts:
     """Bound what a plan of both formats costs, at a middle price of each frontier, beside either alone."""
     began = time.process_time()
-    cases = [case_of(name, low, work, device="h200") for low in FORMATS]
+    cases = [case_of(name, low, work, device="h200", form=FORMATS[0]) for low in FORMATS]
     problems = [case.problem for case in cases]
     errors = []
     for case in cases:

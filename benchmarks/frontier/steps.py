@@ -38,7 +38,7 @@ class Case(NamedTuple):
     batches: list[Arrays]
 
 
-def case_of(name: str, low: Precision, work: Path, device: str = "") -> Case:
+def case_of(name: str, low: Precision, work: Path, device: str = "", form: Precision | None = None) -> Case:
     """Prepare a step.
 
     Parameters
@@ -52,6 +52,8 @@ def case_of(name: str, low: Precision, work: Path, device: str = "") -> Case:
         Where exported steps are kept.
     device
         What is planned for, unless :data:`TARGETS`.
+    form
+        The format in which the step is lowered, if not the low one.
     """
     aim = replace(target(device or TARGETS[low]), launch_us=NEXT_TO_NOTHING_US, host_us=NEXT_TO_NOTHING_US)
     options = Options(
@@ -61,7 +63,7 @@ def case_of(name: str, low: Precision, work: Path, device: str = "") -> Case:
         path = Path(name)
     else:
         path = DATA / f"{name}.onnx" if name in GRAPHS else _exported(name, work)
-    imported = form_for(import_model(path), options)
+    imported = form_for(import_model(path), replace(options, low=form or low))
     batches = _stored(path.with_suffix(".npz")) or [
         dict(batch.feeds) for batch in islice(draw_batches(imported.view), BATCHES)
     ]

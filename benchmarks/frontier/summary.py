@@ -9,6 +9,9 @@ from scipy.stats import spearmanr, t
 
 Facts = dict[str, Any]
 
+_EXACT = 2.0**-23
+"""Relative error below which FP32 itself rounds otherwise: nothing can be said of the prediction."""
+
 
 def summary(parts: Mapping[str, Sequence[Any]]) -> Facts:
     """Put together what the page says."""
@@ -25,7 +28,7 @@ def summary(parts: Mapping[str, Sequence[Any]]) -> Facts:
 
 
 def _quality(one: Mapping[str, Any]) -> Facts:
-    rows = [row for row in one["rows"] if row["predicted"] and row["emulated"]]
+    rows = _told(one)
     drawn = [row for row in one["random"] if row["emulated"] and row["of_emulated"]]
     return {
         **{
@@ -68,7 +71,7 @@ def curves(qualities: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[t
 
 
 def _pooled(qualities: Sequence[Mapping[str, Any]]) -> Facts:
-    rows = [row for one in qualities for row in one["rows"] if row["predicted"] and row["emulated"]]
+    rows = [row for one in qualities for row in _told(one)]
     return {
         "steps": len(qualities),
         "points": len(rows),
@@ -77,6 +80,12 @@ def _pooled(qualities: Sequence[Mapping[str, Any]]) -> Facts:
         "factor_computed": _factor(rows, "computed"),
         "computed": sum(row["computed"] is not None for row in rows),
     }
+
+
+def _told(one: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Plans with an error that FP32 can tell from none."""
+    rows = [row for row in one["rows"] if row["predicted"] and row["emulated"]]
+    return [row for row in rows if max(row["predicted"], row["emulated"]) >= _EXACT]
 
 
 def _ranks(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:

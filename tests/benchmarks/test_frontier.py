@@ -74,6 +74,16 @@ def test_training_is_ranked_by_predicted_error():
     assert [row["gained"]["mean"] for row in training["rows"]] == [0.0] * 3
 
 
+def test_errors_that_fp32_has_itself_are_left_out():
+    rows = [{"predicted": p, "emulated": e, "computed": None} for p, e in ((1e-3, 2e-3), (1e-9, 6e-8))]
+    facts = dict.fromkeys(("batches", "nodes", "roundings", "runs", "directions", "plans", "cpu_s"), 1)
+    one = {**facts, "name": "a", "low": "fp16", "device": "v100", "fp32_us": 1.0, "nested": True}
+    one |= {"rows": rows, "first_order": {}, "random": [], "lists": [], "node_model": {}}
+    page = summary({"quality": [one], "training": [], "mixed": []})
+    assert page["pooled"]["fp16"]["factor"] == pytest.approx(2.0)
+    assert len(page["qualities"][0]["points"]) == 1
+
+
 def test_errors_are_drawn_over_steps(tmp_path):
     pytest.importorskip("matplotlib")
     points = [

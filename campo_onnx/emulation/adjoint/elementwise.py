@@ -109,16 +109,9 @@ def _cast(g: Graph, call: Call) -> Sequence[Value | None]:
     return [call.gradient]
 
 
-def _dropout(g: Graph, call: Call) -> Sequence[Value]:
-    training = call.inputs[2] if len(call.inputs) > 2 else None
-    if training is None:
-        return [call.gradient]
-    if len(call.outputs) < 2 or call.outputs[1] is None:
-        raise NoRuleError("Dropout without its mask")
-    ratio = call.inputs[1] or number(g, 0.5)
-    scaled = g.op("Div", call.gradient, g.op("Sub", number(g, 1.0), ratio))
-    dropped = g.op("Where", call.outputs[1], scaled, number(g, 0.0))
-    return [g.op("Where", training, dropped, call.gradient)]
+def _of_dropout(g: Graph, x: Value, y: Value) -> Value:
+    """Factor of each element: steps need not keep the mask. A zero stays one, and is not rounded."""
+    return g.op("Where", g.op("Equal", x, number(g, 0.0)), number(g, 0.0), g.op("Div", y, x))
 
 
 _SLOPES: Mapping[str, _Slope] = {
@@ -129,6 +122,7 @@ _SLOPES: Mapping[str, _Slope] = {
     "Erf": lambda g, x, y: _density(g, x),
     "Tanh": _of_tanh,
     "Sigmoid": _sigmoid,
+    "Dropout": _of_dropout,
     "Abs": lambda g, x, y: g.op("Sign", x),
     "Relu": lambda g, x, y: _positive(g, x, 0.0),
     "Softplus": lambda g, x, y: g.op("Sigmoid", x),
@@ -160,7 +154,6 @@ RULES: Mapping[str, Rule] = {
     "Clip": _clip,
     "LeakyRelu": _leaky,
     "Gelu": _gelu,
-    "Dropout": _dropout,
     **dict.fromkeys(
         ("Sign", "Floor", "Ceil", "Round", "RandomUniformLike", "RandomNormalLike"), lambda g, call: []
     ),
