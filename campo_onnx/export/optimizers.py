@@ -98,8 +98,6 @@ class AdamW(_Moments):
 
     Parameters
     ----------
-    beta1, beta2, eps
-        As in :class:`Adam`.
     weight_decay
         Rate of the shrinking.
     """
@@ -113,10 +111,6 @@ class LAMB(_Moments):
 
     Parameters
     ----------
-    beta1, beta2
-        As in :class:`Adam`.
-    eps
-        Added to the root of the second moment.
     weight_decay
         Added to the direction, times the parameter.
     """
