@@ -44,6 +44,7 @@ class Plugin:
     """What passes ask of OpenVINO, where its folder is not there to answer."""
 
     name: str = "openvino"
+    processors: tuple[str, ...] = ("cpu",)
 
     def support(self, signature, processor, precision):
         trains = signature.op.op_type == "Dropout" and signature.constants.get(2, False)
