@@ -155,7 +155,7 @@ def import_model(
     # An initializer that is an input as well is a default, which the caller may override.
     inputs = {value.name for value in model.graph.input}
     constants = {name: t for name, t in constants_of(model.graph).items() if name not in inputs}
-    view = _view_of(model, shapes.infer(model, with_examples(model, dims or {})))
+    view = view_of(model, shapes.infer(model, with_examples(model, dims or {})))
     # A graph of ours, planned already, may have none left: a Cast from integers makes the low type at once.
     all_read = any_type or stamp is not None
     computes = any(info.dtype == FLOAT or is_low_dtype(info.dtype) for info in view.tensors.values())
@@ -233,7 +233,8 @@ def _payload(path: Path, *, read: bool = True) -> bytes:
         raise UsageError(f"{path} cannot be read", why=why or str(error)) from None
 
 
-def _view_of(model: onnx.ModelProto, types: shapes.TensorTypes) -> GraphView:
+def view_of(model: onnx.ModelProto, types: shapes.TensorTypes) -> GraphView:
+    """View a model with named nodes in order."""
     graph = model.graph
     outputs = tuple(value.name for value in graph.output)
     inputs = tuple(value.name for value in graph.input)

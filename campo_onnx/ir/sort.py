@@ -114,15 +114,19 @@ def _refuse_unmade(graph: onnx.GraphProto, reads: Sequence[Sequence[str]], reada
 
 def outer_reads(node: onnx.NodeProto) -> tuple[str, ...]:
     """List the tensors that bodies of a node (If, Loop, Scan) read from outside."""
+    return tuple(dict.fromkeys(tensor for body in bodies(node) for tensor in body_reads(body)))
+
+
+def body_reads(body: onnx.GraphProto) -> tuple[str, ...]:
+    """List the tensors that a body reads from outside."""
     reads: dict[str, None] = {}
-    for body in bodies(node):
-        own = {value.name for value in body.input} | {t.name for t in body.initializer}
-        for inner in body.node:
-            for tensor in (*inner.input, *outer_reads(inner)):
-                if tensor and tensor not in own:
-                    reads[tensor] = None
-            own.update(inner.output)
-        reads.update(dict.fromkeys(v.name for v in body.output if v.name not in own))
+    own = {value.name for value in body.input} | {t.name for t in body.initializer}
+    for inner in body.node:
+        for tensor in (*inner.input, *outer_reads(inner)):
+            if tensor and tensor not in own:
+                reads[tensor] = None
+        own.update(inner.output)
+    reads.update(dict.fromkeys(v.name for v in body.output if v.name not in own))
     return tuple(reads)
 
 

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -143,7 +143,7 @@ class Formula:
                 s.op,
                 s.reads,
                 [s.makes, *(f"{s.makes}_{i}" for i in range(s.unread))],
-                name=f"{self.prefix}{s.op}_{number}",
+                name=self._node(number),
                 **s.attributes,
             )
             for number, s in enumerate(self.steps)
@@ -161,21 +161,25 @@ class Formula:
         opset = helper.make_opsetid("", 20)
         return helper.make_model(self.graph(outputs), opset_imports=[opset], ir_version=10)
 
-    def with_rounded_products(self, rounded: Callable[[Array], Array]) -> list[Mapping[str, Array]]:
-        """Compute in FP64 but for one product each time, whose operands and result are rounded."""
-        outcomes = []
-        for chosen in (s for s in self.steps if s.op in _PRODUCTS):
-            values = {**self.inputs, **self.constants}
-            values = {n: v.astype(np.float64) if v.dtype.kind == "f" else v for n, v in values.items()}
-            with np.errstate(all="ignore"):
-                for step in self.steps:
-                    if step is chosen:
-                        reads = [rounded(values[name]) for name in step.reads]
-                        values[step.makes] = rounded(step.compute(*reads))
-                    else:
-                        values[step.makes] = step.result(values)
-            outcomes.append(values)
-        return outcomes
+    @property
+    def products(self) -> dict[str, Step]:
+        """Products of matrices, by the name of their node."""
+        return {self._node(i): s for i, s in enumerate(self.steps) if s.op in _PRODUCTS}
+
+    def _node(self, number: int) -> str:
+        return f"{self.prefix}{self.steps[number].op}_{number}"
+
+    def with_rounded(self, names: Container[str], rounded: Callable[[Array], Array]) -> Mapping[str, Array]:
+        """Compute in FP64 but for some nodes, whose operands and result are rounded."""
+        values = {**self.inputs, **self.constants}
+        values = {n: v.astype(np.float64) if v.dtype.kind == "f" else v for n, v in values.items()}
+        with np.errstate(all="ignore"):
+            for number, step in enumerate(self.steps):
+                if self._node(number) in names:
+                    values[step.makes] = rounded(step.compute(*(rounded(values[t]) for t in step.reads)))
+                else:
+                    values[step.makes] = step.result(values)
+        return values
 
 
 @dataclass(frozen=True, slots=True, eq=False)

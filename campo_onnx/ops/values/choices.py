@@ -57,9 +57,11 @@ def pad(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
 
 
 def where(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
-    """Values of the second and the third input."""
+    """Values of the second and the third input: of constants alone a constant, if one condition decides."""
     either = hull(r for r in inputs[1:3] if r is not None)
-    return (replace(either, varies=True),)
+    sizes = shape_of(signature, 0)
+    is_one_condition = sizes is not None and math.prod(sizes) == 1
+    return (either if is_one_condition else replace(either, varies=True),)
 
 
 def scatter(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:

@@ -84,7 +84,7 @@ class _Terms:
         output = next((t for t in node.outputs if t), "")
         if not self._view.is_float32(output):
             return
-        terms = min(self._terms(node), _MOST)
+        terms = min(max(self._terms(node), self.terms.get(output, 1.0)), _MOST)
         if terms > 1.0:
             self.terms.update((t, terms) for t in node.outputs if t and self._view.is_float32(t))
             inputs = [t for t in node.inputs if self._view.is_float32(t)]

@@ -45,6 +45,7 @@ def close_differences(values: GraphValues, sums: Accumulated) -> Mapping[str, Ne
     - Of a value and its rounding: ``x - float(half(x))`` is what rounding takes from x, and where x is
       rounded before, nothing is left.
     - Of sums that have a term in common, which cancels.
+    - Sums that add less than a rounding: nothing is left of the step in ``w - 0.001 * g``.
     - Of statistics of many values: two distances, two log-probabilities, 1 less a cosine.
     - Of functions of the same values: x - sin(x), k * log(r) - r.
     - Of data as it comes in, which nothing has rounded yet.
@@ -88,7 +89,8 @@ class _Close:
         is_variance = meets and self._functions.are_sums(varying)  # in a backward pass, too: computed again
         need = EXACT if cancels or is_variance or self._is_of_data(node, varying) else None
         if node.name in self._forward and varying:
-            if self._is_of_statistics(node, varying) or meets:
+            absorbs = self._forms.absorbs(node, 2.0 ** -(self._values.low.fraction_bits + 1))
+            if absorbs or meets or self._is_of_statistics(node, varying):
                 need = Need(is_place=True) if meets and self._functions.is_remainder(node) else EXACT
             if self._is_statistic(node, varying):
                 self._statistics.update(t for t in node.outputs if t)

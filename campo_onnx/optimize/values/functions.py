@@ -18,6 +18,7 @@ from campo_onnx.optimize.values.sum_ops import (
     summed_input,
 )
 
+_PLACED = MOVES | op_keys("Where")
 _KEEPING_BITS = MOVES_AND_SIGNS | having(Trait.EXTREME) | op_keys("Clip LeakyRelu Relu Sign Where")
 _LINEAR = _KEEPING_BITS | SUMS_OF_FEW | op_keys("Mul")
 _SCALES = MOVES | SCALES | op_keys("Neg")
@@ -51,7 +52,7 @@ class Functions:
 
     def are_placed(self, node: OpNode) -> bool:
         """Whether each element of a result is computed from those in the same place."""
-        return node.op in MOVES or self._specs.spec(node.op).family is Family.ELEMENTWISE
+        return node.op in _PLACED or self._specs.spec(node.op).family is Family.ELEMENTWISE
 
     def are_sums(self, tensors: Iterable[str]) -> bool:
         """Whether tensors are sums, extremes, or computed of these alone."""

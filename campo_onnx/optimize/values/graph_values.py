@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.values.need import Needs
 from campo_onnx.ops.values.range import UNKNOWN, ValueRange
 from campo_onnx.optimize.values.loss_scale import LossScaling
 
@@ -19,6 +20,8 @@ class GraphValues:
 
     Parameters
     ----------
+    needs
+        How exactly nodes need inputs that decide which way control flow goes, by node name.
     loops
         Turns of the loops that add to a state and return it, by output.
     """
@@ -29,6 +32,7 @@ class GraphValues:
     low: Precision
     scaling: LossScaling
     declared: AbstractSet[str] = frozenset()
+    needs: Mapping[str, Needs] = field(default_factory=dict)
     loops: Mapping[str, float] = field(default_factory=dict)
 
     @property

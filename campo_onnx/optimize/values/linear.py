@@ -7,6 +7,7 @@ from campo_onnx.optimize.values.sum_ops import MOVES, PARTS, SCALES, SUMS, SUMS_
 
 _PARTS = MOVES | PARTS
 _MOST_TERMS = 8
+_FEW_ROUNDINGS = 4.0
 _CANCELS = 0.1
 """The share of a term that is left where most of it cancels: its rounding grows ten times beside the rest."""
 
@@ -46,6 +47,16 @@ class LinearForms:
             over = f"{node.op.label}{node.inputs[1:]}{sorted(node.attributes.items())}"
             self._forms[node.outputs[0]] = {f"{over} {t}": c for t, c in self._of(summed).items()}
         return False
+
+    def absorbs(self, node: OpNode, rounding: float) -> bool:
+        """Whether a sum adds less to a value than a few roundings of it: ``w - 0.001 * g``."""
+        if node.op not in SUMS_OF_FEW:
+            return False
+        forms = [self._of(t) for t in node.inputs if not self._view.is_constant(t)]
+        if any(t not in self._view.tensors for form in forms for t in form):
+            return False  # sums of many: a mean is not small for being divided by their number
+        sizes = [max(map(abs, form.values()), default=0.0) for form in forms]
+        return len(sizes) > 1 and 0.0 < min(sizes) <= _FEW_ROUNDINGS * rounding * min(max(sizes), 1.0)
 
     def _of(self, tensor: str) -> Mapping[str, float]:
         return {} if self._view.is_constant(tensor) else self._forms.get(tensor, {tensor: 1.0})

@@ -4,21 +4,19 @@ from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 
 import numpy as np
-import onnx
 from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 
-from campo_onnx.ir.sort import bodies, outer_reads
+from campo_onnx.ir.sort import bodies
 from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.key import CONSTANT, OpKey, op_keys
 from campo_onnx.ops.registry import having
 from campo_onnx.ops.values.traits import Trait
 
-_SUMS = having(Trait.SUM, Trait.SUM_OF_SQUARES)
 _BOUNDED = having(Trait.BOUNDED)
 _SMALL = having(Trait.AT_MOST_ONE)
 _KEEPING = having(Trait.MOVES, Trait.SIGN, Trait.SAME_SIZE, Trait.NO_LARGER)
 _FLOATS = frozenset({TensorProto.UNDEFINED, TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16})
-_IF, _LOOP, _SCAN = OpKey("", "If"), OpKey("", "Loop"), OpKey("", "Scan")
+_LOOP, _SCAN = OpKey("", "Loop"), OpKey("", "Scan")
 _DIV, _MUL = OpKey("", "Div"), OpKey("", "Mul")
 _LINEAR = _KEEPING | having(Trait.SCALES)
 _ADDING = having(Trait.ADDS)
@@ -28,61 +26,29 @@ _LARGEST_STEP = 1.0
 _FEW = 64
 
 
-def growing_outputs(model: onnx.ModelProto) -> Mapping[str, frozenset[str]]:
+def growing_outputs(graph: GraphProto) -> Mapping[str, frozenset[str]]:
     """Find what Loop and Scan return of states that they multiply in every turn.
 
     A state that is added to, or multiplied by what is at most 1 (the gate of a recurrent cell, a decay), is
     taken to stay of moderate size; so is what comes out of a bounded operator.
     """
-    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    constants = {tensor.name: tensor for tensor in graph.initializer}
     source_of = {}
-    for node in model.graph.node:
+    for node in graph.node:
         if OpKey.of(node) in (_LOOP, _SCAN) and (outputs := _growing(node, constants)):
             source_of[node.name] = outputs
     return MappingProxyType(source_of)
 
 
-def accumulating_outputs(model: onnx.ModelProto, view: GraphView) -> Mapping[str, float]:
-    """Count what bodies add up and return: turns of loops that add to a state, terms of sums.
-
-    Unknown counts are long.
-
-    Returns
-    -------
-    mapping
-        Terms, by output of the If, Loop or Scan.
-    """
-    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+def accumulating_outputs(graph: GraphProto, view: GraphView) -> Mapping[str, float]:
+    """Count the turns of loops that add to a state and return it, by output; unknown counts are long."""
+    constants = {tensor.name: tensor for tensor in graph.initializer}
     terms: dict[str, float] = {}
-    for node in model.graph.node:
-        if OpKey.of(node) in (_IF, _LOOP, _SCAN):
-            terms.update((output, _terms(node, output, view)) for output in _summing(node))
+    for node in graph.node:
         if OpKey.of(node) in (_LOOP, _SCAN):
             outputs = _accumulating(node, constants)
             terms.update(dict.fromkeys(outputs, _turns(node, view) if outputs else 1.0))
     return MappingProxyType(terms)
-
-
-def _summing(node: NodeProto) -> frozenset[str]:
-    """Outputs of a body that are a sum, moved and scaled."""
-    outputs: set[str] = set()
-    for body in bodies(node):
-        sums: set[str] = set()
-        for inner in body.node:
-            op = OpKey.of(inner)
-            is_sum = op in _SUMS and not inner.op_type.endswith(("Mean", "Pool"))
-            if is_sum or (op in _LINEAR and not sums.isdisjoint(inner.input)):
-                sums.update(inner.output)
-        results = [value.name for value in body.output[OpKey.of(node) == _LOOP :]]
-        outputs.update(o for o, result in zip(node.output, results, strict=False) if o and result in sums)
-    return frozenset(outputs)
-
-
-def _terms(node: NodeProto, output: str, view: GraphView) -> float:
-    """Number of values read by a body that are added up in one value it returns."""
-    read = [view.tensors[t].elements for t in (*node.input, *outer_reads(node)) if view.is_float32(t)]
-    result = view.tensors[output].elements
-    return max(map(float, filter(None, read))) / result if result and any(read) else _MANY_TURNS
 
 
 def _accumulating(node: NodeProto, constants: Mapping[str, TensorProto]) -> frozenset[str]:

@@ -1,18 +1,17 @@
 """Ranges of all tensors of a graph, in one pass from inputs to outputs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import NodeProto, TensorProto, numpy_helper
+from onnx import TensorProto, numpy_helper
 
 from campo_onnx.errors import UsageError
 from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.memo import remembered
-from campo_onnx.ir.sort import bodies
 from campo_onnx.ir.statistics import statistics_of
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.fold import FROM_SHAPE
@@ -20,11 +19,10 @@ from campo_onnx.ops.values.arithmetic import GUARD, LARGE
 from campo_onnx.ops.values.propagate import propagated
 from campo_onnx.ops.values.range import GIVEN, INFINITY, UNKNOWN, ValueRange, made
 from campo_onnx.ops.values.rule import of_type
-from campo_onnx.optimize.values.loops import growing_outputs
 from campo_onnx.optimize.values.sum_ops import MOVES
+from campo_onnx.optimize.values.unrolled import unrolled
 
 _FEW_ELEMENTS = 16
-_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +43,7 @@ class DeclaredRange:
 def value_ranges(
     imported: Imported, declared: Mapping[str, DeclaredRange] = MappingProxyType({})
 ) -> Mapping[str, ValueRange]:
-    """Find the range of every tensor.
+    """Find the range of every tensor, those in bodies included.
 
     The pass is forward and visits every node once.
 
@@ -61,19 +59,18 @@ def value_ranges(
 def _value_ranges(
     imported: Imported, ranges: tuple[tuple[str, DeclaredRange], ...]
 ) -> Mapping[str, ValueRange]:
-    view, declared = imported.view, dict(ranges)
+    graph, declared = unrolled(imported), dict(ranges)
+    imported, view = graph.imported, graph.imported.view
     unknown = [name for name in declared if name not in view.inputs]
     if unknown:
         raise UsageError(
             f"--range names {unknown[0]!r}, which is not an input of the graph",
             remedy=f"The inputs are: {', '.join(view.inputs[:12])}{' ...' if len(view.inputs) > 12 else ''}",
         )
-    forward = _Pass(view, _body_constants(imported))
+    forward = _Pass(view)
     grown = made(-INFINITY, INFINITY, -INFINITY, INFINITY)
-    for outputs in growing_outputs(imported.model).values():
-        for name in outputs:
-            if view.is_float32(name):
-                forward.add(name, grown.named(name))
+    for name in filter(view.is_float32, graph.growing):
+        forward.add(name, grown.named(name))
     inputs = frozenset(view.inputs)
     defaults = {tensor.name: tensor for tensor in imported.model.graph.initializer}
     of_sizes = _of_sizes(view)
@@ -111,9 +108,9 @@ def _constant(name: str, imported: Imported) -> TensorProto | None:
 class _Pass:
     """The ranges found so far. Equal ranges are one object, so that nodes alike are looked at once."""
 
-    def __init__(self, view: GraphView, inside: Mapping[str, tuple[ValueRange, ...]]) -> None:
+    def __init__(self, view: GraphView) -> None:
         self.ranges: dict[str, ValueRange] = {}
-        self._view, self._inside = view, inside
+        self._view = view
         self._distinct: dict[ValueRange, ValueRange] = {}
         self._propagated: dict[tuple[int, ...], tuple[ValueRange, ...]] = {}
 
@@ -125,9 +122,6 @@ class _Pass:
         if all(tensor in ranges for tensor in node.outputs if tensor):
             return  # a constant, or nothing
         inputs = tuple(_known(tensor, view, ranges) if tensor else None for tensor in node.inputs)
-        # What a body reads from around it, and its own constants, may be what it returns.
-        inputs += tuple(_known(tensor, view, ranges) for tensor in node.captures if view.is_float32(tensor))
-        inputs += self._inside.get(node.name, ())
         signature = view.signature(node.name)
         key = (id(signature), *map(id, inputs))
         results = self._propagated.get(key)
@@ -142,36 +136,6 @@ class _Pass:
             if not sharpened.source and _is_extreme(sharpened):
                 sharpened = sharpened.named(tensor)
             self.add(tensor, sharpened)
-
-
-def _body_constants(imported: Imported) -> Mapping[str, tuple[ValueRange, ...]]:
-    """Extreme floating-point constants in the bodies of If, Loop and Scan, by node name."""
-    ranges_of: dict[str, tuple[ValueRange, ...]] = {}
-    for node in imported.model.graph.node:
-        constants = [_of_constant(name, tensor, imported) for name, tensor in _inside(node)]
-        if extreme := [one for one in constants if _is_extreme(one)]:
-            ranges_of[node.name] = tuple(extreme)
-    return MappingProxyType(ranges_of)
-
-
-def _inside(node: NodeProto) -> Iterator[tuple[str, TensorProto]]:
-    for body in bodies(node):
-        tensors = [(tensor.name, tensor) for tensor in body.initializer]
-        for inner in body.node:
-            tensors += [(inner.output[0], tensor) for tensor in _held(inner)]
-            yield from _inside(inner)
-        yield from ((name, tensor) for name, tensor in tensors if tensor.data_type in _FLOATS)
-
-
-def _held(node: NodeProto) -> Iterator[TensorProto]:
-    """The tensors that a Constant or ConstantOfShape has as attributes."""
-    if node.op_type in ("Constant", "ConstantOfShape") and not node.domain:
-        for attribute in node.attribute:
-            if attribute.name == "value":
-                yield attribute.t
-            elif attribute.name in ("value_float", "value_floats"):
-                value = np.array(attribute.floats or attribute.f, np.float32)
-                yield numpy_helper.from_array(value)
 
 
 def _is_extreme(range_: ValueRange) -> bool:

@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from campo_onnx.ir.importer import Imported
-from campo_onnx.ops.ports import Ports
+from campo_onnx.ops.ports import NO_FP32, Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.plan.reason import Fact, Reason, Verdict
 from campo_onnx.optimize.values.accumulated import accumulated, long_sums
@@ -15,7 +15,6 @@ from campo_onnx.optimize.values.differences import cancelling_squares
 from campo_onnx.optimize.values.factors import shrunken_values
 from campo_onnx.optimize.values.gradient_sums import gradient_products_summed, scaled_gradients_summed
 from campo_onnx.optimize.values.graph_values import GraphValues
-from campo_onnx.optimize.values.loops import accumulating_outputs
 from campo_onnx.optimize.values.loss_scale import loss_scaling
 from campo_onnx.optimize.values.masks import unknown_masks
 from campo_onnx.optimize.values.positions import ANGLES, largest_exact
@@ -24,6 +23,7 @@ from campo_onnx.optimize.values.ranges import DeclaredRange, value_ranges
 from campo_onnx.optimize.values.reach import far_reaching
 from campo_onnx.optimize.values.sums import squares_summed
 from campo_onnx.optimize.values.survival import LostValue, lost_values
+from campo_onnx.optimize.values.unrolled import unrolled
 from campo_onnx.optimize.values.vanishing import before_logarithms, divisors, squares_of_slopes
 
 Verdicts: TypeAlias = Iterator[tuple[str, Verdict]]
@@ -42,14 +42,17 @@ def value_verdicts(
     mapping
         By node name; a node that reads several such values is told of the first.
     """
+    graph = unrolled(imported)
+    view = graph.imported.view
     values = GraphValues(
-        view=imported.view,
-        ports=ports,
+        view=view,
+        ports={node.name: ports.get(node.name, NO_FP32) for node in view.nodes},
         ranges=value_ranges(imported, declared),
         low=low,
-        scaling=loss_scaling(imported.view),
+        scaling=loss_scaling(view),
         declared=declared.keys(),
-        loops=accumulating_outputs(imported.model, imported.view),
+        needs=graph.needs,
+        loops=graph.terms,
     )
     verdicts: dict[str, Verdict] = {}
     for rule in RULES:
@@ -99,7 +102,7 @@ def _long_and_exact(values: GraphValues) -> Verdicts:
     sums, low = accumulated(values), values.low.value
     for name, terms in long_sums(values, sums).items() if values.is_narrow else ():
         yield name, Reason.LONG_SUM.of(terms=terms, low=low)
-    for name, coarse in needed_exactly(values, close_differences(values, sums)).items():
+    for name, coarse in needed_exactly(values, {**values.needs, **close_differences(values, sums)}).items():
         facts: dict[str, Fact] = {"tensor": coarse.tensor, "reader": coarse.reader, "low": low}
         if values.view.node[coarse.reader].op in ANGLES:
             yield name, Reason.ANGLE.of(tensor=coarse.tensor)
