@@ -1,11 +1,10 @@
 """The part of a step that can be run in some time and memory, as sizes tell beforehand."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx
 
-from campo_onnx.emulation.smaller_batch import Step, at_batch, batch_of
+from campo_onnx.emulation.smaller_batch import MOST_NODES, Step, at_batch, batch_of, first_nodes
 from campo_onnx.ir.sort import outer_reads
 from campo_onnx.ir.view import GraphView, TensorKind
 from campo_onnx.ops.facts import work_of
@@ -23,12 +22,15 @@ class Part:
 
     Parameters
     ----------
+    of_nodes
+        Number of nodes of the whole step.
     step_s, drawing_s
         Seconds that one run takes, and drawing values for its inputs.
     """
 
     step: Step
     nodes: int
+    of_nodes: int
     model: onnx.ModelProto
     step_s: float
     drawing_s: float
@@ -36,9 +38,9 @@ class Part:
     def left_out(self, allowance: str) -> str:
         """Name what is not run, in words; nothing where all of the step is."""
         rows, of_rows = self.step.rows, self.step.of_rows
-        nodes, of_nodes = self.nodes, len(self.step.view.nodes)
         parts = [f"all but {rows:,} of {of_rows:,} rows of the batch"] if rows < of_rows else []
-        parts += [f"all but the first {nodes:,} of {of_nodes:,} nodes"] if nodes < of_nodes else []
+        if self.nodes < self.of_nodes:
+            parts.append(f"all but the first {self.nodes:,} of {self.of_nodes:,} nodes")
         return f"{' and '.join(parts)}, to keep within {allowance}" if parts else ""
 
 
@@ -51,12 +53,14 @@ def affordable_part(step: Step, budget_s: float, most_bytes: float, *, draws: bo
         Seconds that the runs of a batch may take, as predicted, and memory.
     """
     part = _part(step, budget_s, most_bytes, draws=draws)
-    if part.nodes == len(step.model.graph.node):
+    if part.nodes == part.of_nodes or part.nodes >= MOST_NODES:
         return part
-    needed_s = RUNS * nominal_step_s(step.view)
+    needed_s = RUNS * sum(_nominal_s(node.name, step.view) for node in step.view.nodes[:MOST_NODES])
     rows = max(1, int(batch_of(step.view) * budget_s / needed_s))
     smaller = at_batch(step, rows)
-    return part if smaller is None else _part(smaller, budget_s, most_bytes, draws=draws)
+    if smaller is None:
+        return part
+    return replace(_part(smaller, budget_s, most_bytes, draws=draws), of_nodes=part.of_nodes)
 
 
 def _part(step: Step, budget_s: float, most_bytes: float, *, draws: bool) -> Part:
@@ -84,7 +88,14 @@ def _part(step: Step, budget_s: float, most_bytes: float, *, draws: bool) -> Par
             break
         held.update(fresh)
         nodes.append(node)
-    return Part(step=step, nodes=len(nodes), model=_first(nodes, model), step_s=step_s, drawing_s=drawing_s)
+    return Part(
+        step=step,
+        nodes=len(nodes),
+        of_nodes=len(model.graph.node),
+        model=first_nodes(nodes, model),
+        step_s=step_s,
+        drawing_s=drawing_s,
+    )
 
 
 def nominal_step_s(view: GraphView) -> float:
@@ -98,20 +109,3 @@ def _nominal_s(name: str, view: GraphView) -> float:
     node = view.node[name]
     moved = sum(view.tensors[t].nbytes for t in (*node.inputs, *node.outputs) if t in view.tensors)
     return work_of(view.signature(name)).flops / _FLOPS_PER_S + moved / _BYTES_PER_S + _NODE_S
-
-
-def _first(nodes: Sequence[onnx.NodeProto], model: onnx.ModelProto) -> onnx.ModelProto:
-    """Leave the other nodes out, and what only they read."""
-    graph = model.graph
-    if len(nodes) == len(graph.node):
-        return model
-    part = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
-    part.graph.name = graph.name
-    part.graph.node.extend(nodes)
-    read = {t for node in nodes for t in (*node.input, *outer_reads(node))}
-    computed = {t for node in nodes for t in node.output}
-    part.graph.initializer.extend(t for t in graph.initializer if t.name in read)
-    part.graph.sparse_initializer.extend(t for t in graph.sparse_initializer if t.values.name in read)
-    part.graph.input.extend(value for value in graph.input if value.name in read)
-    part.graph.output.extend(value for value in graph.output if value.name in computed)
-    return part

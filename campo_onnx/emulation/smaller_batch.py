@@ -1,7 +1,7 @@
 """A step at a smaller batch: the same nodes, with fewer rows of data, where its shapes allow it."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -10,9 +10,10 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, numpy_helper
 
-from campo_onnx.emulation.batches import is_weight
+from campo_onnx.emulation.batches import is_weight, part_of
 from campo_onnx.errors import CampoError
 from campo_onnx.ir import shapes
+from campo_onnx.ir.sort import outer_reads
 from campo_onnx.ir.view import GraphView, TensorInfo
 from campo_onnx.optimize.values.loss_scale import gradient_outputs, loss_scaling
 
@@ -21,8 +22,8 @@ Shape: TypeAlias = tuple[int, ...] | None
 _SHAPES = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0}
 """The input of operators that has the sizes of their result."""
 
-_MOST_NODES = 8192
-"""The shapes of a larger graph take too long to be inferred once more."""
+MOST_NODES = 16_384
+"""Of a larger graph the first nodes: with more, a run takes too long, however few rows it has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,16 +60,17 @@ def batch_of(view: GraphView) -> int:
 
 
 def at_batch(step: Step, rows: int) -> Step | None:
-    """Write a step for fewer rows of data; None where its shapes do not tell how.
+    """Write the first nodes of a step for fewer rows of data; None where its shapes do not tell how.
 
     Sizes in constants that begin with a multiple of the batch are those of so many rows fewer. What comes of
     it is checked: every size of every tensor is what it was, or smaller in the proportion of the batch.
     """
     view, batch = step.view, batch_of(step.view)
-    if not 0 < rows < batch or len(view.nodes) > _MOST_NODES:
+    if not 0 < rows < batch:
         return None
     model = ModelProto()
-    model.CopyFrom(step.model)
+    model.CopyFrom(first_nodes(step.model.graph.node[:MOST_NODES], step.model))
+    part = part_of(view, frozenset(node.name for node in model.graph.node))
     shrunk = {name for name in _data(view) if _first_size(name, view) == batch}
     for value in model.graph.input:
         sizes = view.shape(value.name)
@@ -92,11 +94,28 @@ def at_batch(step: Step, rows: int) -> Step | None:
         if not _is_smaller(info.shape, sizes, batch, rows):
             return None
         tensors[name] = replace(info, shape=sizes)
-    smaller = replace(view, tensors=tensors, values=inferred.values)
-    reshaped = (node for node in view.nodes if node.op.label == "Reshape")
+    smaller = replace(part, tensors=tensors, values=inferred.values)
+    reshaped = (node for node in part.nodes if node.op.label == "Reshape")
     if any(tensors[n.inputs[0]].elements != tensors[n.outputs[0]].elements for n in reshaped):
         return None
     return Step(model=model, view=smaller, rows=rows, of_rows=batch)
+
+
+def first_nodes(nodes: Sequence[onnx.NodeProto], model: onnx.ModelProto) -> onnx.ModelProto:
+    """Leave the other nodes out, and what only they read."""
+    graph = model.graph
+    if len(nodes) == len(graph.node):
+        return model
+    part = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    part.graph.name = graph.name
+    part.graph.node.extend(nodes)
+    read = {t for node in nodes for t in (*node.input, *outer_reads(node))}
+    computed = {t for node in nodes for t in node.output}
+    part.graph.initializer.extend(t for t in graph.initializer if t.name in read)
+    part.graph.sparse_initializer.extend(t for t in graph.sparse_initializer if t.values.name in read)
+    part.graph.input.extend(value for value in graph.input if value.name in read)
+    part.graph.output.extend(value for value in graph.output if value.name in computed)
+    return part
 
 
 def _data(view: GraphView) -> list[str]:

@@ -5,6 +5,7 @@ import pytest
 from onnx import parser
 
 from campo_onnx import Options, oplists, optimize_model, target
+from campo_onnx.emulation import affordable, smaller_batch
 from campo_onnx.emulation.batches import Batch
 from campo_onnx.emulation.probe import probe
 from campo_onnx.emulation.smaller_batch import Step, at_batch, batch_of
@@ -59,3 +60,16 @@ def test_a_heavy_step_runs_whole_on_fewer_rows(batches: list[dict[str, tuple[int
     outcome = probe(optimized, options, given, budget_s=1.0)
     assert outcome.coverage == 1.0
     assert "of 64 rows of the batch" in outcome.summary
+
+
+def test_a_graph_of_too_many_nodes_runs_its_first_ones_on_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (affordable, smaller_batch):
+        monkeypatch.setattr(module, "MOST_NODES", 4)
+    nodes = " ".join(f"h{i} = MatMul(h{i - 1}, w)" for i in range(1, 6))
+    text = f"(float[64,512,1024] h0, float[1024,1024] w) => (float[64,512,1024] h5) {{ {nodes} }}"
+    step = step_of(text)
+    part = affordable.affordable_part(step, 1.0, 1e12, draws=False)
+    assert (part.nodes, part.of_nodes, part.step.of_rows) == (4, 5, 64)
+    assert [node.output[0] for node in part.model.graph.node] == ["h1", "h2", "h3", "h4"]
+    told = part.left_out("1 s")
+    assert "rows of the batch and all but the first 4 of 5 nodes" in told
