@@ -117,7 +117,13 @@ class Functions:
         if not is_difference:
             return are_alike and is_rounded and not self._differences.isdisjoint(varying)
         is_determinant = a in self._crossed and self._crossed[a] == self._crossed.get(b)
-        return is_determinant or (is_rounded and are_alike)
+        return is_determinant or (is_rounded and (are_alike or self._is_twice(a, b, *sources)))
+
+    def _is_twice(self, a: str, b: str, *sources: frozenset[str]) -> bool:
+        """Whether both are one function, bent, of partly the same values: ``exp(-r * t) - exp(-s * t)``."""
+        op, other = (self._view.producer[t].op if t in self._view.producer else None for t in (a, b))
+        is_bend = op is not None and op == other and op not in _LINEAR | _SCALES
+        return is_bend and not sources[0].isdisjoint(sources[1])
 
     def _dtype(self, tensor: str) -> int | None:
         info = self._view.tensors.get(tensor)
