@@ -31,6 +31,7 @@ _OF_STATISTICS = (
     | op_keys("Clip Exp GatherElements GatherND Log Max Min Pow Reciprocal Relu Softplus Sqrt")
 )
 _BENDS = op_keys("ArgMax ArgMin")
+_TELLS_APART = op_keys("ArgMax ArgMin LogSoftmax ReduceLogSumExp Softmax Sub TopK")
 _KEEPING_SIGNS = MOVES | SUMS_OF_FEW - op_keys("Sub") | PARTS | op_keys("Max Min")
 _BOTH = frozenset({-1, 1})
 _INTEGERS = frozenset(
@@ -46,6 +47,7 @@ def close_differences(values: GraphValues, sums: Accumulated) -> Mapping[str, Ne
       rounded before, nothing is left.
     - Of sums that have a term in common, which cancels.
     - Sums that add less than a rounding: nothing is left of the step in ``w - 0.001 * g``.
+    - Of values close together far from zero, ``x + 500``, from their mean; their softmax and the largest.
     - Of statistics of many values: two distances, two log-probabilities, 1 less a cosine.
     - Of functions of the same values: x - sin(x), k * log(r) - r.
     - Of data as it comes in, which nothing has rounded yet.
@@ -90,7 +92,8 @@ class _Close:
         need = EXACT if cancels or is_variance or self._is_of_data(node, varying) else None
         if node.name in self._forward and varying:
             absorbs = self._forms.absorbs(node, 2.0 ** -(self._values.low.fraction_bits + 1))
-            if absorbs or meets or self._is_of_statistics(node, varying):
+            is_far = self._tells_apart_far_from_zero(node, varying)
+            if absorbs or meets or is_far or self._is_of_statistics(node, varying):
                 need = Need(is_place=True) if meets and self._functions.is_remainder(node) else EXACT
             if self._is_statistic(node, varying):
                 self._statistics.update(t for t in node.outputs if t)
@@ -98,6 +101,19 @@ class _Close:
         if varying and self._of_data.issuperset(varying) and self._functions.are_placed(node):
             self._of_data.update(filter(view.is_float32, node.outputs))
         return need
+
+    def _tells_apart_far_from_zero(self, node: OpNode, varying: list[str]) -> bool:
+        """Whether values that lie close together, far from zero, are centered or told apart: ``x + 500``."""
+        if node.op not in _TELLS_APART:
+            return False
+        ranges = self._values.of(varying)
+        if any(r.magnitude > _ROUNDINGS * (r.expected_highest - r.expected_lowest) for r in ranges):
+            return len(varying) > 1 or node.op.label != "Sub" or self._leaves_little(node)
+        return False
+
+    def _leaves_little(self, node: OpNode) -> bool:
+        result, *terms = self._values.of((node.outputs[0], *node.inputs))
+        return _ROUNDINGS * result.magnitude < max(r.magnitude for r in terms)
 
     def _is_statistic(self, node: OpNode, varying: list[str]) -> bool:
         if node.op in _STATISTICS or summed_input(node, self._view) is not None:

@@ -24,6 +24,7 @@ SCALARS = {
     "guard": 1e-12,
     "step": 1e-4,
 }
+SCALARS |= {"far": 500, "rows_of_x": 64}
 INDICES = {"first": 0, "axis": 1, "turns": 100, "few": 4}
 CONSTANTS = {name: f32(value) for name, value in SCALARS.items()}
 CONSTANTS |= {name: i64(value) for name, value in INDICES.items()}
@@ -93,6 +94,32 @@ CASES = {
     "a place between pixels": case(
         f"""h = MatMul(x, w) p = Sigmoid(h)
         {branch("c = Mul(p, last) f = Floor(c) g = Sub(c, f)")}"""
+    ),
+    "an index that a branch makes": case(
+        """h = Sigmoid(x) s = Mul(h, eight) p = Slice(s, first, axis, axis) q = Squeeze(p, axis)
+        f = If(go) <then_branch = a () => (float[64] g) { g = Floor(q) },
+            else_branch = b () => (float[64] e) { e = Identity(q) }> i = Cast<to = 7>(f) y = Gather(t, i)""",
+        TABLE,
+    ),
+    "a clock that a loop reads": case(
+        """h = MatMul(x, w) start = Mul(x, hundred)
+        z, e = Loop<body = b (int64 i, bool c, float[64,64] v, float[64,64] s)
+            => (bool d, float[64,64] n, float[64,64] k) {
+            d = Identity(c) k = Add(s, step) g = Sin(k) u = Mul(g, h) n = Add(v, u) }>(few, go, h, start)
+        y = MatMul(z, w)"""
+    ),
+    "a mean that a scan makes of what is far from zero": case(
+        """h = MatMul(x, w) a = Add(h, far)
+        s = Scan<num_scan_inputs = 1, body = b (float[64] s, float[64] r) => (float[64] n) {
+            n = Add(s, r) }>(zeros, a) m = Div(s, rows_of_x) d = Sub(a, m) y = MatMul(d, w)"""
+    ),
+    "the largest in a branch of what is far from zero": case(
+        f"""h = Sigmoid(x) s = Add(h, far)
+        {branch("i = ArgMax<axis = 1, keepdims = 0>(s) g = Gather(x, i)", "Identity(x)")}""",
+        {"x": XW["x"]},
+    ),
+    "a mean of what is far from zero": case(
+        "h = MatMul(x, w) a = Add(h, far) m = ReduceMean(a, axis) d = Sub(a, m) y = MatMul(d, w)"
     ),
     "a choice between close values": case(
         """h = MatMul(x, w) p = Sigmoid(h) s = Mul(p, step) n = Add(p, s) is_small = Less(x, zero)
