@@ -162,9 +162,9 @@ def calibrate(
             remedy="Leave one of them out.",
         )
     low = low_precision(precision, runtime)
-    kept = {"--from-store": from_store, "--store": store or default_path()}
+    stores = {"--from-store": from_store, "--store": store or default_path()}
     if output is not None:
-        check_outputs({"--output": output}, kept, force=force)
+        check_outputs({"--output": output}, stores, force=force)
     if from_store is not None:
         here = _machine_in(from_store, device, runtime)
     else:
@@ -176,7 +176,7 @@ def calibrate(
     if output is None:
         make_folder(user_folder())
         output = user_folder() / file_name(target, low, execution)
-        check_outputs({"--output": output}, kept, force=force)
+        check_outputs({"--output": output}, stores, force=force)
     workload = _workload(here.provider, quick=quick, ops=ops, shapes=shapes)
     with Store(from_store or store or default_path()) as timings, telling_what_is_kept(timings):
         if timings.notice:
@@ -191,14 +191,14 @@ def calibrate(
                 again_before=now() if again else "",
             )
             with_counters = counters is Use.AUTO and here.is_gpu and not only_stored
-            made = run_calibration(
+            calibration = run_calibration(
                 workload, timer, target, low, advance, counters_of if with_counters else None
             )
-    write_text(made.to_json(), output)
+    write_text(calibration.to_json(), output)
     if json:
-        print_json(made.to_json())
+        print_json(calibration.to_json())
     else:
-        print_calibration(made, output, form)
+        print_calibration(calibration, output, form)
 
 
 def _workload(provider: str, *, quick: bool, ops: str | None, shapes: int | None) -> "Workload":
@@ -264,9 +264,9 @@ def _on_cluster(
             print_note(failure)
         for machine, output in places.items():
             timer = NodeTimer(machine=machine, store=timings, execution=execution, only_stored=True)
-            made = run_calibration(workload_of(machine.provider), timer, target_of(machine), precision)
-            write_text(made.to_json(), output)
-            print_calibration(made, output, form)
+            calibration = run_calibration(workload_of(machine.provider), timer, target_of(machine), precision)
+            write_text(calibration.to_json(), output)
+            print_calibration(calibration, output, form)
 
 
 def _machine_in(store: Path, device: str, runtime: str) -> "Machine":
@@ -278,24 +278,24 @@ def _machine_in(store: Path, device: str, runtime: str) -> "Machine":
     remedy = "Name the timings.sqlite of the machine that measured."
     check_file(store, title=f"the store {store}", remedy=remedy)
     with Store(store) as timings:
-        found = {
+        counts = {
             one: n
             for one, n in timings.machines().items()
             if device in ("auto", one.provider) and runtime in ("auto", one.runtime)
         }
-    if not found:
+    if not counts:
         raise ProfileError(
             f"{store} holds no timings" + ("" if device == "auto" else f" of the {device} provider"),
             remedy="Measure there first, with `campo-onnx calibrate`.",
         )
-    chosen = next(iter(found))
+    chosen = next(iter(counts))
     print_note(
-        f"{found[chosen]} timings of {chosen.device} ({chosen.provider}, driver {chosen.driver or 'none'}, "
+        f"{counts[chosen]} timings of {chosen.device} ({chosen.provider}, driver {chosen.driver or 'none'}, "
         f"{chosen.software})."
     )
-    if len(found) > 1:
+    if len(counts) > 1:
         print_note(
-            f"{store} holds timings of {len(found)} machines; the one with the most is used. "
+            f"{store} holds timings of {len(counts)} machines; the one with the most is used. "
             "Choose with --device."
         )
     return chosen

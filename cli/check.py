@@ -221,9 +221,9 @@ def check(
             "there is nothing to check", remedy="Give MIXED and --against MODEL, or --policy FILE.toml."
         )
     else:
-        given = {"max_drift": max_drift, "min_speedup": min_speedup}
+        bounds = {"max_drift": max_drift, "min_speedup": min_speedup}
         limits = Policy(
-            **{name: value for name, value in given.items() if value is not None},
+            **{name: value for name, value in bounds.items() if value is not None},
             max_casts=max_casts,
             baseline=baseline,
             target=None if device is None else target_called(device),
@@ -251,11 +251,11 @@ def check(
             checked = check_all(pairs)
     else:
         with (
-            Results(results) as kept,
+            Results(results) as done,
             pool_for(workers, cluster) as pool,
             progressing(f"checking {len(pairs)} graphs") as advance,
         ):
-            checked = check_all(pairs, advance, pool=pool, results=None if results is None else kept)
+            checked = check_all(pairs, advance, pool=pool, results=None if results is None else done)
     if junit is not None:
         write_text(to_junit(checked), junit)
     if report is not None:

@@ -54,18 +54,18 @@ def devices(
     try:
         if timings is not None and timings.notice:
             print_note(timings.notice)
-        known = tuple(known_devices(timings))
+        facts = tuple(known_devices(timings))
     finally:
         if timings is not None:
             timings.close()
     if wanted is not None:
-        known = tuple(entry for entry in known if entry.target.name == wanted)
+        facts = tuple(entry for entry in facts if entry.target.name == wanted)
     if json:
-        document = {"machine": this_machine(), "devices": [entry.to_dict() for entry in known]}
+        document = {"machine": this_machine(), "devices": [entry.to_dict() for entry in facts]}
         print_json(to_report("campo-onnx devices", 1, document))
     elif wanted is not None:
-        print_device(known[0])
+        print_device(facts[0])
     else:
-        print_devices(known, form)
+        print_devices(facts, form)
         if form is TableFormat.TEXT:
             print_machine(this_machine())

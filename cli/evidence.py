@@ -196,16 +196,16 @@ def _calibration(file: str, runtime: str) -> "Calibration":
     from campo_onnx.runtime.registry import runtime_called
 
     calibration = load_calibration(Path(file))
-    made = calibration.machine
-    if runtime not in (AUTO, made.runtime):
+    machine = calibration.machine
+    if runtime not in (AUTO, machine.runtime):
         raise UsageError(
-            f"{file} is of {made.runtime}",
+            f"{file} is of {machine.runtime}",
             why=f"costs are wanted for {runtime}",
             remedy="Leave --runtime out, or pass a calibration of that runtime.",
         )
-    here = runtime_called(made.runtime)
-    if not here.problem("cpu") and (now := here.version) != made.ort:
-        print_note(f"{file} was made with {made.software}, and this is {now}: times may differ.")
+    here = runtime_called(machine.runtime)
+    if not here.problem("cpu") and (now := here.version) != machine.ort:
+        print_note(f"{file} was made with {machine.software}, and this is {now}: times may differ.")
     if why := doubt(calibration):
         print_warning(f"{file}: {why}.")
     return calibration

@@ -39,8 +39,8 @@ def report_unmatched(
     """
     from campo_onnx.optimize.lists.overrides import unmatched
 
-    given = {option: texts or [] for option, texts in operators.items()}
-    for sentence in unmatched(view, operators=given, keep_fp32=keep_fp32 or (), lists=lists):
+    options = {option: texts or [] for option, texts in operators.items()}
+    for sentence in unmatched(view, operators=options, keep_fp32=keep_fp32 or (), lists=lists):
         if strict:
             raise UsageError(sentence, remedy="Correct it, or leave --strict out.")
         print_warning(sentence)

@@ -151,9 +151,9 @@ DeviceOption = Annotated[
 
 
 def _low_precision(text: str) -> str:
-    known = tuple(precision.value for precision in low_precisions())
-    if text not in known:
-        raise UsageError(f"unknown low precision {text!r}", remedy=did_you_mean(text, known))
+    names = tuple(precision.value for precision in low_precisions())
+    if text not in names:
+        raise UsageError(f"unknown low precision {text!r}", remedy=did_you_mean(text, names))
     return text
 
 
@@ -344,21 +344,21 @@ def existing(*names: "Path | str | None") -> list[Path]:
 
 def dimensions(texts: list[str] | None) -> dict[str, int]:
     """Read ``NAME=SIZE`` texts."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for text in texts or ():
         name, separator, size = (part.strip() for part in text.partition("="))
         if not separator or not name or not (size.isascii() and size.removeprefix("-").isdigit()):
             raise UsageError(f"--dim {text!r} is not NAME=SIZE", remedy="Write, for example, --dim batch=64.")
-        if found.setdefault(name, int(size)) != int(size):
-            raise UsageError(f"--dim gives {name!r} two sizes, {found[name]} and {size}")
-    return found
+        if sizes.setdefault(name, int(size)) != int(size):
+            raise UsageError(f"--dim gives {name!r} two sizes, {sizes[name]} and {size}")
+    return sizes
 
 
 def ranges(texts: list[str] | None) -> dict[str, "DeclaredRange"]:
     """Read ``NAME=LOW:HIGH`` texts."""
     from campo_onnx.optimize.values.ranges import DeclaredRange
 
-    found: dict[str, DeclaredRange] = {}
+    declared: dict[str, DeclaredRange] = {}
     for text in texts or ():
         name, equals, bounds = (part.strip() for part in text.rpartition("="))
         lowest, colon, highest = (part.strip() for part in bounds.partition(":"))
@@ -370,7 +370,7 @@ def ranges(texts: list[str] | None) -> dict[str, "DeclaredRange"]:
             raise UsageError(
                 f"--range {text!r} is not NAME=LOW:HIGH", remedy="Write, for example, --range mask=-10000:0."
             )
-        if name in found:
+        if name in declared:
             raise UsageError(f"--range gives {name!r} twice")
-        found[name] = DeclaredRange(lowest=low, highest=high)
-    return found
+        declared[name] = DeclaredRange(lowest=low, highest=high)
+    return declared

@@ -70,13 +70,13 @@ def side_by_side(g: Graph, outputs: Mapping[str, Value], names: Sequence[str]) -
 
 
 def _tree(g: Graph, value: Value, shape: tuple[int, ...]) -> _Tree:
-    made = g.source(value)
-    if made is None or made.op_type not in _JOINED or value.shape != shape or len(shape) > 1:
+    producer = g.source(value)
+    if producer is None or producer.op_type not in _JOINED or value.shape != shape or len(shape) > 1:
         return _Tree(leaf=value)
-    operands = [x for x in made.inputs if x is not None]
+    operands = [x for x in producer.inputs if x is not None]
     if any(x.shape != shape and x.elements != 1 for x in operands):
         return _Tree(leaf=value)
-    return _Tree(op_type=made.op_type, operands=tuple(_tree(g, x, shape) for x in operands))
+    return _Tree(op_type=producer.op_type, operands=tuple(_tree(g, x, shape) for x in operands))
 
 
 def _joined(g: Graph, trees: Sequence[_Tree], sizes: Sequence[int]) -> Value:

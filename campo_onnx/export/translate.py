@@ -96,9 +96,9 @@ def refuse_unknown(operations: Iterable[tuple[Hashable, str]], table: Table, out
         if kind not in table:
             places.setdefault(str(kind), place)
     if places:
-        found = ", ".join(f"{kind} (in {place or outermost})" for kind, place in places.items())
+        kinds = ", ".join(f"{kind} (in {place or outermost})" for kind, place in places.items())
         raise UnsupportedModelError(
-            f"no translation for {found}",
+            f"no translation for {kinds}",
             remedy="Write that part with other operations, or report the operation.",
         )
 
@@ -129,14 +129,14 @@ def translate_step(
         if isinstance(item, Constant):
             values[item.ref] = _in_fp32(g, g.constant(item.array))
             continue
-        made = _translated(g, item, values.__getitem__, table, step.outermost)
-        values.update((ref, made[i]) for i, ref in enumerate(item.results) if ref is not None)
+        results = _translated(g, item, values.__getitem__, table, step.outermost)
+        values.update((ref, results[i]) for i, ref in enumerate(item.results) if ref is not None)
     outputs = {name: values[ref] for name, ref in step.outputs.items()}
     same = unchanged or {}
     changed = {name: value for name, value in outputs.items() if value.name != same.get(name)}
     state = [name for name in changed if name in same]
-    kept = {same[name] for name in state}  # a session feeds what a step returns, also where nothing reads it
-    return g.model(side_by_side(g, changed, state), optional_inputs=optional_inputs - kept)
+    fed = {same[name] for name in state}  # a session feeds what a step returns, also where nothing reads it
+    return g.model(side_by_side(g, changed, state), optional_inputs=optional_inputs - fed)
 
 
 def _translated(g: Graph, item: Operation, read: Read, table: Table, outermost: str) -> dict[int, Value]:
@@ -148,7 +148,7 @@ def _translated(g: Graph, item: Operation, read: Read, table: Table, outermost: 
             if empty := _without_elements(g, item):
                 return empty
             try:
-                made = table[item.kind](g, _kept_in_fp32(item.expected[0]), *args, **kwargs)
+                values_out = table[item.kind](g, _kept_in_fp32(item.expected[0]), *args, **kwargs)
             except UntranslatableError as error:
                 raise UntranslatedUseError(
                     f"{where} cannot be translated", why=str(error), remedy=error.remedy
@@ -160,7 +160,7 @@ def _translated(g: Graph, item: Operation, read: Read, table: Table, outermost: 
                 raise UntranslatedUseError(
                     f"{where} cannot be translated", why=said, remedy="Please report it."
                 ) from error
-        results = [made] if isinstance(made, Value) else list(made)
+        results = [values_out] if isinstance(values_out, Value) else list(values_out)
         return {
             i: _checked(f"result {i} of {where}", _rounded(g, results[i], item.expected[i]), item.expected[i])
             for i, ref in enumerate(item.results)
@@ -199,12 +199,12 @@ def _without_elements(g: Graph, item: Operation) -> dict[int, Value]:
 
 def _checked(what: str, value: Value | None, expected: Expected | None) -> Value:
     """Refuse a result of another type or shape than the framework computed: a translation's last guard."""
-    found = value and (value.dtype, value.shape)
+    written = value and (value.dtype, value.shape)
     expected = _kept_in_fp32(expected)
     wished = expected and (expected.dtype, expected.shape)
-    if value is None or found != wished:
+    if value is None or written != wished:
         raise UntranslatedUseError(
-            f"{what} comes out as {found} instead of {wished}",
+            f"{what} comes out as {written} instead of {wished}",
             why="this use of the operation was never translated",
             remedy="Please report it.",
         )

@@ -46,7 +46,7 @@ def table(*rows: tuple[Any, Translation]) -> Table:
     >>> sorted(table(("add", len), (("mul", "div"), max)))
     ['add', 'div', 'mul']
     """
-    return _unique((operation, made) for operations, made in rows for operation in _each(operations))
+    return _unique((operation, one) for operations, one in rows for operation in _each(operations))
 
 
 def merged(tables: Iterable[Table]) -> Table:
@@ -59,9 +59,9 @@ def _each(operations: Any) -> Iterable[Hashable]:
 
 
 def _unique(rows: Iterable[tuple[Hashable, Translation]]) -> Table:
-    found: dict[Hashable, Translation] = {}
+    translations: dict[Hashable, Translation] = {}
     for operation, translation in rows:
-        if operation in found:
-            raise ValueError(f"{operation} has two translations: {found[operation]} and {translation}")
-        found[operation] = translation
-    return MappingProxyType(found)
+        if operation in translations:
+            raise ValueError(f"{operation} has two translations: {translations[operation]} and {translation}")
+        translations[operation] = translation
+    return MappingProxyType(translations)

@@ -68,25 +68,25 @@ def print_annotations(text: str, *, beside_a_document: bool) -> None:
     stream.flush()
 
 
-def print_data_safety(found: "DataSafety", budget: float) -> None:
+def print_data_safety(data: "DataSafety", budget: float) -> None:
     """Print how many nodes the data kept in FP32 and released, and the effect."""
     from campo_onnx.optimize.plan.reason import Reason
 
     console = stderr()
-    worst = max(found.drift_after, key=lambda name: found.drift_after[name])
+    worst = max(data.drift_after, key=lambda name: data.drift_after[name])
     console.print(
         escape(
-            f"On the data: {len(found.forbidden)} nodes must stay FP32; {len(found.released)} that the lists "
-            f"keep FP32 may run low, which saves {duration(found.gain_us)} per step. The largest "
-            f"emulated error is {found.drift_after[worst]:.2g} ({worst}); the budget is {budget:g}."
+            f"On the data: {len(data.forbidden)} nodes must stay FP32; {len(data.released)} that the lists "
+            f"keep FP32 may run low, which saves {duration(data.gain_us)} per step. The largest "
+            f"emulated error is {data.drift_after[worst]:.2g} ({worst}); the budget is {budget:g}."
         ),
         style="dim",
     )
-    kept = sum(verdict.decided_by is Reason.DATA_BUDGET for verdict in found.forbidden.values())
-    if kept:
+    held = sum(verdict.decided_by is Reason.DATA_BUDGET for verdict in data.forbidden.values())
+    if held:
         console.print(
             escape(
-                f"{kept} of them stay FP32 because the budget breaks without them. If gradients underflow, "
+                f"{held} of them stay FP32 because the budget breaks without them. If gradients underflow, "
                 "export the graph with a loss scale."
             ),
             style="dim",

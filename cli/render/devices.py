@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from campo_onnx.targets.here import Here
 
 
-def print_devices(known: Sequence["Knowledge"], form: TableFormat = TableFormat.TEXT) -> None:
+def print_devices(devices: Sequence["Knowledge"], form: TableFormat = TableFormat.TEXT) -> None:
     """Print the devices to plan for, one per line."""
     table = Table(
         (
@@ -29,7 +29,7 @@ def print_devices(known: Sequence["Knowledge"], form: TableFormat = TableFormat.
             Column(title="known by", key="known_by", may_break=True),
         )
     )
-    for entry in known:
+    for entry in devices:
         d = entry.target.hardware
         table.add(
             d.name,
@@ -50,8 +50,10 @@ def print_machine(here: "Here") -> None:
     """Print what this machine has: processors, low-precision units, runtimes."""
     console = stdout()
     units = ", ".join(here.units) or "no low-precision units"
-    known = f"planned for as {here.device}"
-    console.print(escape(f"This machine: {here.cpu}, {here.cores} cores, {units}; {known}."), soft_wrap=True)
+    planned_as = f"planned for as {here.device}"
+    console.print(
+        escape(f"This machine: {here.cpu}, {here.cores} cores, {units}; {planned_as}."), soft_wrap=True
+    )
     if here.gpu:
         console.print(escape(f"GPU: {here.gpu}."), soft_wrap=True)
     for runtime in here.runtimes:
@@ -70,9 +72,9 @@ def _traits(capabilities: "Capabilities") -> str:
     return ", ".join(traits)
 
 
-def print_device(known: "Knowledge") -> None:
+def print_device(device: "Knowledge") -> None:
     """Print one device in detail."""
-    console, d = stdout(), known.target.hardware
+    console, d = stdout(), device.target.hardware
     console.print(escape(f"{d.name}: {d.title}"), style="bold")
     rows = {
         "provider": d.processor,
@@ -96,49 +98,49 @@ def print_device(known: "Knowledge") -> None:
         ),
         title="Assumptions (no datasheet states these)",
     )
-    for name, assumed in known.target.assumptions.items():
+    for name, assumed in device.target.assumptions.items():
         value = f"{assumed.value:.0%}"
         for suffix, unit in (("_us", "us"), ("_gb_per_s", "GB/s")):
             if name.endswith(suffix):
                 name, value = name.removesuffix(suffix), f"{assumed.value:g} {unit}"
         table.add(name.replace("_", " "), value, assumed.reason)
     table.show()
-    if not known.calibrations:
+    if not device.calibrations:
         console.print("No calibration. Make one on such a device with `campo-onnx calibrate`.")
-    for found in known.calibrations:
-        console.print(escape(f"Calibrated {_calibration(found)}"), soft_wrap=True)
-        machine = found.calibration.machine
-        console.print(escape(f"  on {machine.device}, in {found.file}"), soft_wrap=True)
-        if found.refusal:
-            console.print(escape(f"  not used: {found.refusal}"), soft_wrap=True)
-    if known.timings:
-        console.print(f"Measured here: {known.timings:,} timings of single nodes in the store.")
-    for problem in known.problems:
+    for filed in device.calibrations:
+        console.print(escape(f"Calibrated {_calibration(filed)}"), soft_wrap=True)
+        machine = filed.calibration.machine
+        console.print(escape(f"  on {machine.device}, in {filed.file}"), soft_wrap=True)
+        if filed.refusal:
+            console.print(escape(f"  not used: {filed.refusal}"), soft_wrap=True)
+    if device.timings:
+        console.print(f"Measured here: {device.timings:,} timings of single nodes in the store.")
+    for problem in device.problems:
         console.print(escape(problem), soft_wrap=True)
 
 
-def _known_by(known: "Knowledge", *, in_full: bool = True) -> list[str]:
+def _known_by(device: "Knowledge", *, in_full: bool = True) -> list[str]:
     """Say what is known; in a table only of the user's own calibrations in full."""
     lines = [
-        f"calibrated {_calibration(found)}" + (", not used" if found.refusal else "")
-        if in_full or found.origin.value == "here"
+        f"calibrated {_calibration(filed)}" + (", not used" if filed.refusal else "")
+        if in_full or filed.origin.value == "here"
         else "calibrated"
-        for found in known.calibrations
+        for filed in device.calibrations
     ]
-    if known.problems:
-        lines.append(f"{len(known.problems)} calibrations cannot be read")
-    if known.timings:
-        lines.append(f"measured here: {known.timings:,} timings")
+    if device.problems:
+        lines.append(f"{len(device.problems)} calibrations cannot be read")
+    if device.timings:
+        lines.append(f"measured here: {device.timings:,} timings")
     return lines or ["datasheet"]
 
 
-def _calibration(found: "CatalogEntry") -> str:
-    made = found.calibration
-    score = made.score
-    accuracy = "no operators" if score is None else f"M_A {score:.1%}, {made.operators} operators"
+def _calibration(filed: "CatalogEntry") -> str:
+    calibration = filed.calibration
+    score = calibration.score
+    accuracy = "no operators" if score is None else f"M_A {score:.1%}, {calibration.operators} operators"
     return (
-        f"{found.origin.value} in {made.precision.value}: {accuracy}, {made.measured_at[:10]}, "
-        f"{made.machine.software}"
+        f"{filed.origin.value} in {calibration.precision.value}: {accuracy}, {calibration.measured_at[:10]}, "
+        f"{calibration.machine.software}"
     )
 
 

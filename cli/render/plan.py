@@ -69,9 +69,9 @@ def print_report(
     as_given_us
         Predicted step of the given file, where that is not FP32's.
     """
-    console, made = stdout(), report.plan
-    console.print(_headline(made), style="bold")
-    changes = bool(report.low_nodes or made.casts)
+    console, plan = stdout(), report.plan
+    console.print(_headline(plan), style="bold")
+    changes = bool(report.low_nodes or plan.casts)
     in_full = changes or is_verbose() or not advice  # else what would help is all there is to know
     facts_table(_totals(report, *moved, as_given_us)[: None if in_full else 1])
     if loss := _loss(report, becomes=as_given_us is not None):
@@ -146,7 +146,7 @@ def _headline(plan: "Plan") -> str:
 
 
 def _totals(
-    report: "Report", given: "Traffic", planned: "Traffic", as_given_us: float | None
+    report: "Report", original: "Traffic", planned: "Traffic", as_given_us: float | None
 ) -> list[tuple[str, str]]:
     plan = report.plan
     step = f"{duration(plan.fp32_us)} -> {duration(plan.predicted_us)}"
@@ -169,7 +169,7 @@ def _totals(
             f"{len(plan.casts)} ({report.casts_down} to {low}, {report.casts_up} back), "
             f"{duration(plan.cast_us)}, {share:.1%} of the step",
         ),
-        ("launches, bytes", f"{_change(given.total, planned.total)}"),
+        ("launches, bytes", f"{_change(original.total, planned.total)}"),
     ]
     if plan.pads:
         gain_us = sum(pad.gain_us for pad in plan.pads)
@@ -178,14 +178,14 @@ def _totals(
     return rows
 
 
-def _change(given: "Moved", planned: "Moved") -> str:
-    bytes_moved = f"{gigabytes(given.moved_bytes)} -> {gigabytes(planned.moved_bytes)}"
-    return f"{_launches(given, planned)}, {bytes_moved}"
+def _change(original: "Moved", planned: "Moved") -> str:
+    bytes_moved = f"{gigabytes(original.moved_bytes)} -> {gigabytes(planned.moved_bytes)}"
+    return f"{_launches(original, planned)}, {bytes_moved}"
 
 
-def _launches(given: "Moved", planned: "Moved") -> str:
-    same = given.launches == planned.launches
-    return f"{given.launches:,}" if same else f"{given.launches:,} -> {planned.launches:,}"
+def _launches(original: "Moved", planned: "Moved") -> str:
+    same = original.launches == planned.launches
+    return f"{original.launches:,}" if same else f"{original.launches:,} -> {planned.launches:,}"
 
 
 def _loss(report: "Report", *, becomes: bool) -> str:
@@ -230,7 +230,7 @@ def _add_ops(table: Table, name: str, low_nodes: int, nodes: int, fp32_us: float
     table.add(name, f"{low_nodes}/{nodes}", duration(fp32_us), duration(planned_us), saved)
 
 
-def _moved_table(report: "Report", given: "Traffic", planned: "Traffic") -> Table:
+def _moved_table(report: "Report", original: "Traffic", planned: "Traffic") -> Table:
     """Show what launches and moves most, by kind of operator and by module."""
     table = Table(
         (
@@ -242,22 +242,22 @@ def _moved_table(report: "Report", given: "Traffic", planned: "Traffic") -> Tabl
         title="What is launched and moved a step",
     )
     low = report.plan.low.value
-    _add_moved(table, "the whole step", given.total, planned.total)
-    _add_moved(table, f"casts to and from {low}", given.casts, planned.casts)
-    for family in [*given.by_family][:_MOVED_SHOWN]:
-        _add_moved(table, family.value, given.by_family[family], planned.by_family.get(family))
-    for module in [m for m in given.by_module if m][:_MOVED_SHOWN]:
-        _add_moved(table, module, given.by_module[module], planned.by_module.get(module))
-    _add_moved(table, "if neighbouring pointwise nodes were one kernel", given.fused, planned.fused)
-    table.add("tensors alive at most", "", gigabytes(given.peak_bytes), gigabytes(planned.peak_bytes))
+    _add_moved(table, "the whole step", original.total, planned.total)
+    _add_moved(table, f"casts to and from {low}", original.casts, planned.casts)
+    for family in [*original.by_family][:_MOVED_SHOWN]:
+        _add_moved(table, family.value, original.by_family[family], planned.by_family.get(family))
+    for module in [m for m in original.by_module if m][:_MOVED_SHOWN]:
+        _add_moved(table, module, original.by_module[module], planned.by_module.get(module))
+    _add_moved(table, "if neighbouring pointwise nodes were one kernel", original.fused, planned.fused)
+    table.add("tensors alive at most", "", gigabytes(original.peak_bytes), gigabytes(planned.peak_bytes))
     return table
 
 
-def _add_moved(table: Table, name: str, given: "Moved", planned: "Moved | None") -> None:
+def _add_moved(table: Table, name: str, original: "Moved", planned: "Moved | None") -> None:
     if planned is None:
         return
-    moved = gigabytes(given.moved_bytes), gigabytes(planned.moved_bytes)
-    table.add(name, _launches(given, planned), *moved)
+    moved = gigabytes(original.moved_bytes), gigabytes(planned.moved_bytes)
+    table.add(name, _launches(original, planned), *moved)
 
 
 def _kept_table(report: "Report") -> Table:

@@ -110,9 +110,9 @@ class Table:
         from rich import box
         from rich.table import Table as RichTable
 
-        kept, left_out = self._kept(width)
+        columns, left_out = self._kept(width)
         table = RichTable(box=box.SIMPLE_HEAD, title=escape(self.title) or None, title_justify="left")
-        for index in kept:
+        for index in columns:
             column = self.columns[index]
             justify: JustifyMethod = "right" if column.is_number else "left"
             table.add_column(
@@ -120,25 +120,25 @@ class Table:
                 min_width=self._narrowest(index),
             )  # fmt: skip
         for cells, style in self.rows:
-            table.add_row(*(_styled(cells[index]) for index in kept), style=style or None)
+            table.add_row(*(_styled(cells[index]) for index in columns), style=style or None)
         return table, tuple(self.columns[index].title for index in left_out)
 
     def _kept(self, width: int) -> tuple[list[int], list[int]]:
-        kept, left_out = self._on_screen(), []
-        while self._least(kept) > width:
-            candidates = [index for index in kept if self.columns[index].rank]
+        columns, left_out = self._on_screen(), []
+        while self._least(columns) > width:
+            candidates = [index for index in columns if self.columns[index].rank]
             if not candidates:
                 break
             worst = max(candidates, key=lambda index: (self.columns[index].rank, index))
-            kept.remove(worst)
+            columns.remove(worst)
             left_out.append(worst)
-        return kept, sorted(left_out)
+        return columns, sorted(left_out)
 
     def _on_screen(self) -> list[int]:
         return [index for index, column in enumerate(self.columns) if not column.csv_only]
 
-    def _least(self, kept: Sequence[int]) -> int:
-        least = [self._narrowest(index) for index in kept]
+    def _least(self, columns: Sequence[int]) -> int:
+        least = [self._narrowest(index) for index in columns]
         return sum(least) + _BETWEEN * len(least) + _MARGIN
 
     def _narrowest(self, index: int) -> int:

@@ -151,19 +151,19 @@ def export_function(
     return model
 
 
-def _loss_and_outputs(found: Any) -> tuple[Any, dict[str, Any]]:
+def _loss_and_outputs(returned: Any) -> tuple[Any, dict[str, Any]]:
     """Tell the loss from what else the step returns: a loss may return both."""
     shown: dict[str, Any] = {}
-    if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping):
-        found, shown = found[0], dict(found[1])
-    if not hasattr(found, "dtype") and not isinstance(found, int | float):
+    if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
+        returned, shown = returned[0], dict(returned[1])
+    if not hasattr(returned, "dtype") and not isinstance(returned, int | float):
         raise UsageError(
-            f"the loss is not a scalar but {type(found).__name__}",
+            f"the loss is not a scalar but {type(returned).__name__}",
             remedy="Return the scalar alone, or (loss, {'logits': logits}) if the step should return more.",
         )
-    if jnp.shape(found):
+    if jnp.shape(returned):
         raise UsageError(
-            f"the loss is not a scalar but of shape {jnp.shape(found)}",
+            f"the loss is not a scalar but of shape {jnp.shape(returned)}",
             remedy="Reduce it, for example with .mean().",
         )
-    return found, shown
+    return returned, shown

@@ -42,7 +42,7 @@ def tensors_of(tree: Any) -> tuple[Any, Any]:
 def together(tensors: Any, fixed: Any) -> Any:
     """Put together what :func:`tensors_of` parted."""
     return jax.tree.map(
-        lambda tensor, known: tensor if known is None else known,
+        lambda tensor, fixed_tensor: tensor if fixed_tensor is None else fixed_tensor,
         tensors,
         fixed,
         is_leaf=lambda leaf: leaf is None,

@@ -33,14 +33,14 @@ def _random_bits(g: Graph, expected: Expected, key: Value, *, bit_width: int) ->
     """Draw as many bits as the mantissa of a float has, the others being zero."""
     if bit_width != 32:
         raise UntranslatableError(f"random bits of {bit_width}")
-    known = (key.name, expected.shape)
-    if known not in g.drawn:
+    draw = (key.name, expected.shape)
+    if draw not in g.drawn:
         shape = list(expected.shape) or [1]
         uniform = g.op("RandomUniform", shape=shape, dtype=_FLOAT)
         whole = elementwise(g, "Floor", scaled(g, uniform, 2.0**_MANTISSA))
         bits = g.op("BitShift", g.op("Cast", whole, to=_UINT32), _count(g, 32 - _MANTISSA), direction="LEFT")
-        g.drawn[known] = reshape(g, bits, expected.shape)
-    return g.drawn[known]
+        g.drawn[draw] = reshape(g, bits, expected.shape)
+    return g.drawn[draw]
 
 
 def _count(g: Graph, number: int) -> Value:
@@ -57,8 +57,8 @@ def _bitcast(g: Graph, expected: Expected, x: Value) -> Value:
     """Read a mantissa below the exponent of 1 as a float from 1 on; anything else is not a random number."""
     if x.constant is not None:
         return g.constant(x.constant.view(Value(name="", dtype=expected.dtype, shape=()).numpy_dtype))
-    made = g.producer(x, "BitwiseOr")
-    operands = [] if made is None else [v for v in made.inputs if v is not None]
+    producer = g.producer(x, "BitwiseOr")
+    operands = [] if producer is None else [v for v in producer.inputs if v is not None]
     mantissa = [v for v in operands if v.constant is None]
     exponent = [v for v in operands if v.constant is not None and np.all(v.constant == _EXPONENT_OF_ONE)]
     if expected.dtype != _FLOAT or len(mantissa) != 1 or len(exponent) != 1:

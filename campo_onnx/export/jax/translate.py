@@ -168,15 +168,17 @@ class _StraightLine:
         shared, carry = operands[: p["num_consts"]], list(operands[p["num_consts"] : first])
         rows = [_expected(variable) for variable in body.jaxpr.invars[first:]]
         turns = range(p["length"])[:: -1 if p["reverse"] else 1]
-        given: dict[int, list[int]] = {}
+        stacked: dict[int, list[int]] = {}
         for turn in turns:
             pairs = zip(operands[first:], rows, strict=True)
             own = [self._new(loops.ROW, [ref], {"turn": turn}, row, scope) for ref, row in pairs]
             results = self.add(body.jaxpr, body.consts, [*shared, *carry, *own], scope)
-            carry, given[turn] = results[: p["num_carry"]], results[p["num_carry"] :]
+            carry, stacked[turn] = results[: p["num_carry"]], results[p["num_carry"] :]
         stacks = equation.outvars[p["num_carry"] :]
         return carry + [
-            self._new(loops.STACK, [given[turn][i] for turn in sorted(given)], {}, _expected(variable), scope)
+            self._new(
+                loops.STACK, [stacked[turn][i] for turn in sorted(stacked)], {}, _expected(variable), scope
+            )
             for i, variable in enumerate(stacks)
         ]
 

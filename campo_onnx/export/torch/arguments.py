@@ -35,21 +35,21 @@ class Arguments:
     keyword: Mapping[str, Any]
     tensors: Tensors
 
-    def filled(self, given: Mapping[str, torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def filled(self, tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Give the arguments with tensors in their places."""
         both = (self.positional, dict(self.keyword))
-        filled: tuple[Any, Any] = tree_map_only(_Place, lambda place: given[place.name], both)
+        filled: tuple[Any, Any] = tree_map_only(_Place, lambda place: tensors[place.name], both)
         return filled
 
 
 def arguments(
-    given: Any, function: Callable[..., Any], *, skip: int, kind: str, name_of: Callable[[str], str]
+    examples: Any, function: Callable[..., Any], *, skip: int, kind: str, name_of: Callable[[str], str]
 ) -> Arguments:
     """Tell what a function gets.
 
     Parameters
     ----------
-    given
+    examples
         A tensor, a sequence of arguments by position, or a mapping of arguments by name. Arguments may be
         nested, and hold anything besides tensors, which is then part of what is exported.
     function
@@ -61,16 +61,16 @@ def arguments(
     name_of
         Makes a tensor's name of its argument's.
     """
-    if isinstance(given, torch.Tensor):
-        given = (given,)
-    if not isinstance(given, Mapping | Sequence) or isinstance(given, str):
+    if isinstance(examples, torch.Tensor):
+        examples = (examples,)
+    if not isinstance(examples, Mapping | Sequence) or isinstance(examples, str):
         raise UsageError(
-            f"the example {kind}s are {type(given).__name__}",
+            f"the example {kind}s are {type(examples).__name__}",
             remedy="Give a tensor, a sequence of arguments, or a mapping of arguments by name.",
         )
-    by_name = isinstance(given, Mapping)
-    positional = () if by_name else tuple(given)
-    keyword = dict(given) if by_name else {}
+    by_name = isinstance(examples, Mapping)
+    positional = () if by_name else tuple(examples)
+    keyword = dict(examples) if by_name else {}
     _check_call(function, skip, positional, keyword, kind)
     named = _names(function)[skip:]
     names = [*named, *(f"{kind}{i}" for i in range(len(named), len(positional)))]
@@ -87,12 +87,12 @@ def arguments(
             tensors[name_of(name)] = leaf
             places.setdefault(id(leaf), []).append(_Place(name_of(name)))
         elif (held := _held(leaf)) is not None:
-            kept = type(leaf).__qualname__
+            kind_name = type(leaf).__qualname__
             raise UsageError(
-                f"the example {kind} {name!r} is of type {kept}, which keeps tensors ({held})",
+                f"the example {kind} {name!r} is of type {kind_name}, which keeps tensors ({held})",
                 why="they would become constants of the graph",
                 remedy="Give tensors in lists, tuples and dictionaries, or make the class known, "
-                f"with torch.export.register_dataclass({kept}) if it is a dataclass.",
+                f"with torch.export.register_dataclass({kind_name}) if it is a dataclass.",
             )
     placed = tree_map_only(torch.Tensor, lambda leaf: places[id(leaf)].pop(0), tops)
     return Arguments(
@@ -120,13 +120,13 @@ def _held(value: Any, depth: int = 0) -> str | None:
         parts = [(f".{name}", getattr(value, name)) for name in names if hasattr(value, name)]
     if depth == _SEEN_DEPTH:
         return None
-    found = ((path, _held(part, depth + 1)) for path, part in parts)
-    return next((f"{path}{rest}" for path, rest in found if rest is not None), None)
+    contents = ((path, _held(part, depth + 1)) for path, part in parts)
+    return next((f"{path}{rest}" for path, rest in contents if rest is not None), None)
 
 
 def _slots(kind: type) -> list[str]:
-    given = (getattr(each, "__slots__", ()) for each in kind.__mro__)
-    return [name for names in given for name in ((names,) if isinstance(names, str) else names)]
+    declared = (getattr(each, "__slots__", ()) for each in kind.__mro__)
+    return [name for names in declared for name in ((names,) if isinstance(names, str) else names)]
 
 
 def path_part(key: Any) -> str:

@@ -145,8 +145,8 @@ def _rows(g: Graph, x: Value, eps: float) -> _Rows | None:
 
 
 def _moved(g: Graph, running: Value, new: Value, momentum: float, share: float) -> Value:
-    kept = mul(g, running, g.scalar(1 - momentum, running.dtype))
-    return elementwise(g, "Add", kept, mul(g, new, g.scalar(share, new.dtype)))
+    old_share = mul(g, running, g.scalar(1 - momentum, running.dtype))
+    return elementwise(g, "Add", old_share, mul(g, new, g.scalar(share, new.dtype)))
 
 
 def _batch_norm_without_statistics(

@@ -48,9 +48,9 @@ def _refuse_writing(node: torch.fx.Node, roots: dict[torch.fx.Node, str]) -> Non
             if operand in roots:
                 roots[node] = roots[operand]
         return
-    given = zip(node.target._schema.arguments, node.args, strict=False)
+    arguments = zip(node.target._schema.arguments, node.args, strict=False)
     named = ((a, node.kwargs[a.name]) for a in node.target._schema.arguments if a.name in node.kwargs)
-    for argument, value in (*given, *named):
+    for argument, value in (*arguments, *named):
         for operand in value if isinstance(value, tuple | list) else (value,):
             if argument.alias_info is None or not isinstance(operand, torch.fx.Node) or operand not in roots:
                 continue

@@ -59,10 +59,10 @@ def passing(func: Any, args: Sequence[Any], frame: FrameType) -> bool | None:
     position, tree = _position(frame), _tree(frame.f_code.co_filename)
     if func not in _READS or args[0].dtype != torch.bool or position is None or tree is None:
         return None
-    found = [node for node in ast.walk(tree) if isinstance(node, _CONDITIONS) and _is_at(node, position)]
-    if not found:
+    conditions = [node for node in ast.walk(tree) if isinstance(node, _CONDITIONS) and _is_at(node, position)]
+    if not conditions:
         return None
-    condition = found[-1]  # the innermost comes last
+    condition = conditions[-1]  # the innermost comes last
     wanted, operands = _wanted(condition), list(_operands(condition.test))
     if func is torch.Tensor.item:
         operands = [(operand, negated) for operand, negated in operands if _range(operand) == position]
@@ -119,8 +119,8 @@ def _just_evaluated(
 ) -> list[tuple[ast.expr, bool]]:
     """Find the operand whose value the frame tests: the last one that the instructions so far belong to."""
     for position in reversed(_positions(frame)):
-        if found := [pair for pair in operands if position is not None and _holds(pair[0], position)]:
-            return found
+        if holding := [pair for pair in operands if position is not None and _holds(pair[0], position)]:
+            return holding
     return []
 
 
@@ -130,10 +130,10 @@ def _position(frame: FrameType) -> Position | None:
 
 def _positions(frame: FrameType) -> list[Position | None]:
     """Give where each instruction comes from, up to the one the frame is at."""
-    known = itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2 + 1)
+    positions = itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2 + 1)
     return [
         None if None in (line, column, last, end) else (line or 0, column or 0, last or 0, end or 0)
-        for line, last, column, end in known
+        for line, last, column, end in positions
     ]
 
 

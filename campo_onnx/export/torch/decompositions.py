@@ -104,8 +104,8 @@ def _looked_up(image: torch.Tensor, places: Sequence[torch.Tensor]) -> torch.Ten
     index = (y.clamp(0, height - 1) * width + x.clamp(0, width - 1)).long()
     batch, channels = image.shape[:2]
     flat = index.reshape(batch, 1, -1).expand(batch, channels, -1)
-    found = image.flatten(2).gather(2, flat).reshape(batch, channels, *x.shape[1:])
-    return found * inside.unsqueeze(1)
+    pixels = image.flatten(2).gather(2, flat).reshape(batch, channels, *x.shape[1:])
+    return pixels * inside.unsqueeze(1)
 
 
 def _embedding_bag(
@@ -155,14 +155,14 @@ def _largest_of_bags(
 ) -> torch.Tensor:
     """Take the largest element of each bag; of equal ones the first, which alone gets the gradient."""
     number = rows.shape[0]
-    known = rows.detach().masked_fill(~counts, -math.inf)
-    largest = zeros.scatter_reduce(0, bags, known, "amax", include_self=False)
-    is_largest = (known == largest.gather(0, bags)) & counts
+    candidates = rows.detach().masked_fill(~counts, -math.inf)
+    largest = zeros.scatter_reduce(0, bags, candidates, "amax", include_self=False)
+    is_largest = (candidates == largest.gather(0, bags)) & counts
     place = torch.arange(number).unsqueeze(1).expand_as(rows)
     place = torch.where(is_largest, place, number)
     first = torch.full(zeros.shape, number).scatter_reduce(0, bags, place, "amin")
-    found = rows.gather(0, first.clamp(max=number - 1))
-    return torch.where(first < number, found, zeros)
+    maxima = rows.gather(0, first.clamp(max=number - 1))
+    return torch.where(first < number, maxima, zeros)
 
 
 def _adaptive_max_pool2d(input: torch.Tensor, output_size: Any, return_indices: bool = False) -> torch.Tensor:
@@ -300,8 +300,8 @@ def _as_strided(
     if lines is None:
         return NotImplemented
     memory, places, order = lines
-    found = memory.index_select(0, places).reshape([size[axis] for axis in order])
-    return found.permute([order.index(axis) for axis in range(len(order))])
+    elements = memory.index_select(0, places).reshape([size[axis] for axis in order])
+    return elements.permute([order.index(axis) for axis in range(len(order))])
 
 
 def _as_strided_scatter(

@@ -104,8 +104,8 @@ def _candidates(dims: Mapping[str, _Declared]) -> list[dict[str, SizeRange]]:
 
 
 def _resized(step: Step, axes: Axes, sizes: Mapping[str, int]) -> Step:
-    def resized(given: Arguments) -> Arguments:
-        return replace(given, tensors={n: _at(t, axes.get(n, {}), sizes) for n, t in given.tensors.items()})
+    def resized(old: Arguments) -> Arguments:
+        return replace(old, tensors={n: _at(t, axes.get(n, {}), sizes) for n, t in old.tensors.items()})
 
     return replace(step, inputs=resized(step.inputs), targets=resized(step.targets))
 
@@ -115,15 +115,15 @@ def _at(tensor: torch.Tensor, axes: Mapping[int, str], sizes: Mapping[str, int])
     return torch.empty(shape, dtype=tensor.dtype, device="meta", requires_grad=tensor.requires_grad)
 
 
-def _read(given: Mapping[str, Any], tensors: Tensors) -> tuple[Axes, dict[str, _Declared]]:
-    if not isinstance(given, Mapping):
+def _read(axes_by_name: Mapping[str, Any], tensors: Tensors) -> tuple[Axes, dict[str, _Declared]]:
+    if not isinstance(axes_by_name, Mapping):
         raise UsageError(
-            f"dynamic_shapes is {type(given).__name__}",
+            f"dynamic_shapes is {type(axes_by_name).__name__}",
             remedy='Give dimensions by argument: {"x": {0: "batch"}, "target": {0: "batch"}}.',
         )
     axes: dict[str, dict[int, str]] = {}
     dims: dict[str, _Declared] = {}
-    for argument, declared in given.items():
+    for argument, declared in axes_by_name.items():
         name = _input_called(argument, tensors)
         for axis, dim in _by_axis(declared):
             if dim is None:

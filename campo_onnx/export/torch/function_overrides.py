@@ -104,9 +104,9 @@ class RewrittenFunctions(TorchFunctionMode):
             return self._dropout(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             return self._attention(*args, **kwargs)
-        known = self._decisions.known(func, args)
-        if known is not None:
-            return known
+        decision = self._decisions.known(func, args)
+        if decision is not None:
+            return decision
         try:
             result = _REWRITTEN.get(func, func)(*args, **kwargs)
         except DATA_DEPENDENT as error:

@@ -118,20 +118,20 @@ def _index(g: Graph, expected: Expected, x: Value, indices: Sequence[Value | Non
 
 def _flat_index(g: Graph, shape: Sequence[int], indices: Sequence[Value | None]) -> tuple[int, int, Value]:
     """Turn indices on the axes from `first` to `last` (exclusive) into one on those axes merged."""
-    given = [(axis, index) for axis, index in enumerate(indices) if index is not None]
-    first, last = given[0][0], given[-1][0] + 1
-    if len(given) != last - first:
+    indexed = [(axis, index) for axis, index in enumerate(indices) if index is not None]
+    first, last = indexed[0][0], indexed[-1][0] + 1
+    if len(indexed) != last - first:
         raise UntranslatableError(
             "indices on axes apart from each other",
             remedy="Move these axes next to each other with permute first.",
         )
-    if any(index.dtype == _BOOL for _, index in given):
+    if any(index.dtype == _BOOL for _, index in indexed):
         raise UntranslatableError(
             "a Boolean mask as an index: how many elements it takes depends on the data",
             remedy="Keep all elements, and choose with torch.where or multiply by the mask.",
         )
     flat = g.scalar(0, _INT64)
-    for axis, index in given:
+    for axis, index in indexed:
         size, position = g.scalar(shape[axis], _INT64), cast(g, index, _INT64)
         is_negative = elementwise(g, "Less", position, g.scalar(0, _INT64))
         position = elementwise(g, "Where", is_negative, elementwise(g, "Add", position, size), position)

@@ -49,14 +49,14 @@ class Kept:
 
     def changes(self) -> list[str]:
         """Name the attributes that are not as they were."""
-        found = []
+        changed = []
         for name, child, attributes in self._modules:
             now = vars(child)
             for key in attributes.keys() | now.keys():
                 old, new = attributes.get(key), now.get(key)
                 if old is not new or self._differs(new):
-                    found.append(f"{name}.{key}" if name else key)
-        return sorted(found)
+                    changed.append(f"{name}.{key}" if name else key)
+        return sorted(changed)
 
     def _differs(self, value: Any) -> bool:
         if isinstance(value, tuple):
@@ -92,8 +92,8 @@ class Dice:
             within += [*vars(child).values(), *getattr(type(child).forward, "__globals__", {}).values()]
         cells = getattr(loss, "__closure__", None) or ()
         within += [*getattr(loss, "__globals__", {}).values(), *map(_content, cells)]
-        found = {id(value): value for value in within if isinstance(value, _GENERATORS)}
-        self._generators = list(found.values())
+        generators = {id(value): value for value in within if isinstance(value, _GENERATORS)}
+        self._generators = list(generators.values())
         self._before = self._states()
 
     def _states(self) -> list[Any]:

@@ -62,10 +62,10 @@ def _layer_norm_backward(
 
 def _normal_rows(g: Graph, x: Value, mean: Value, inverse: Value, shape: Sequence[int]) -> Value:
     """Normalize anew what the forward pass scaled and shifted: two passes, and nothing to keep till then."""
-    made = g.source(inverse)
-    if made is None or made.op_type != "LayerNormalization" or made.inputs[0] is not x:
+    producer = g.source(inverse)
+    if producer is None or producer.op_type != "LayerNormalization" or producer.inputs[0] is not x:
         return mul(g, elementwise(g, "Sub", x, mean), inverse)
-    attributes = {"axis": x.rank - len(shape), "epsilon": made.attributes["epsilon"]}
+    attributes = {"axis": x.rank - len(shape), "epsilon": producer.attributes["epsilon"]}
     return g.ops("LayerNormalization", x, _ones(g, shape, x), outputs=3, **attributes)[0]
 
 
@@ -75,12 +75,12 @@ def _ones(g: Graph, shape: Sequence[int], like: Value) -> Value:
 
 def _row_means(g: Graph, product: Value, weight: Value | None, inner: int) -> Value:
     """Average over each row, weighted: as a product with a column, which writes no weighted rows."""
-    kept, axes = product.shape[:-inner], list(range(product.rank - inner, product.rank))
+    outer, axes = product.shape[:-inner], list(range(product.rank - inner, product.rank))
     if weight is None:
         return reduce(g, "ReduceMean", product, axes, keepdims=True)
     column = reshape(g, mul(g, weight, g.scalar(1 / weight.elements, weight.dtype)), (weight.elements, 1))
-    rows = reshape(g, product, (math.prod(kept), weight.elements))
-    return reshape(g, g.op("MatMul", rows, column), (*kept, *[1] * inner))
+    rows = reshape(g, product, (math.prod(outer), weight.elements))
+    return reshape(g, g.op("MatMul", rows, column), (*outer, *[1] * inner))
 
 
 def _normalized_gradient(
@@ -136,9 +136,9 @@ def _group_norm_backward(
 
 def _known_groups(g: Graph, x: Value, shape: tuple[int, ...], mean: Value, inverse: Value) -> Value:
     """Give the groups that the forward pass normalized."""
-    made = g.source(inverse)
-    if made is not None and made.op_type == "LayerNormalization":
-        return made.outputs[0]
+    producer = g.source(inverse)
+    if producer is not None and producer.op_type == "LayerNormalization":
+        return producer.outputs[0]
     return mul(g, elementwise(g, "Sub", reshape(g, x, shape), mean), inverse)
 
 

@@ -40,10 +40,10 @@ class _Part:
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        known = _KNOWN.get(func)
-        if known is None:
+        override = _KNOWN.get(func)
+        if override is None:
             _refuse(f"calls {getattr(func, '__name__', func)} on a packed sequence")
-        return known(*args, **(kwargs or {}))
+        return override(*args, **(kwargs or {}))
 
 
 def _refused(name: str) -> Callable[..., NoReturn]:
@@ -169,18 +169,18 @@ def _recurrent(cell: Cell, single: bool) -> Callable[..., Any]:
     ) -> tuple[Any, ...]:  # fmt: skip
         directions = 2 if bidirectional else 1
         each = len(weights) // (count * directions)
-        given: State = (first,) if single else tuple(first)
+        initial: State = (first,) if single else tuple(first)
         valid, x = _valid(rows), rows.rows
         last: list[State] = []
         for layer in range(count):
-            made = []
+            outputs = []
             for direction in range(directions):
                 at = layer * directions + direction
                 own = weights[at * each : (at + 1) * each]
-                y, state = _run(cell, x, valid, tuple(s[at] for s in given), own, biased, direction == 1)
-                made.append(y)
+                y, state = _run(cell, x, valid, tuple(s[at] for s in initial), own, biased, direction == 1)
+                outputs.append(y)
                 last.append(state)
-            x = torch.cat(made, -1)
+            x = torch.cat(outputs, -1)
             if layer + 1 < count:
                 x = F.dropout(x, dropout, training)
         states = tuple(torch.stack(parts) for parts in zip(*last, strict=True))
@@ -198,13 +198,13 @@ def _run(
     bias_x, bias_h = weights[2:4] if biased else (None, None)
     projection = weights[4 if biased else 2 :]
     read = F.linear(x, of_x, bias_x)
-    made: dict[int, torch.Tensor] = {}
+    results: dict[int, torch.Tensor] = {}
     positions = range(len(x))
     for t in reversed(positions) if is_reversed else positions:
         new = cell(read[t], F.linear(state[0], of_h, bias_h), state, projection)
         state = tuple(torch.where(valid[t], n, old) for n, old in zip(new, state, strict=True))
-        made[t] = state[0]
-    return torch.stack([made[t] for t in positions]), state
+        results[t] = state[0]
+    return torch.stack([results[t] for t in positions]), state
 
 
 _KNOWN: Mapping[Any, Callable[..., Any]] = {

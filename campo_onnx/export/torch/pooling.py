@@ -66,8 +66,8 @@ def _place_in_tensor(g: Graph, x: Value, indices: Value) -> Value:
     """Number the elements of the whole tensor: as the forward pass did before it counted as torch does."""
     taken = g.producer(indices, "Mod")
     place = taken.inputs[0] if taken is not None else None
-    made = g.source(place) if place is not None else None
-    if place is not None and made is not None and made.op_type == "MaxPool":
+    producer = g.source(place) if place is not None else None
+    if place is not None and producer is not None and producer.op_type == "MaxPool":
         return place
     images, size = math.prod(x.shape[:2]), math.prod(x.shape[2:])
     first = np.arange(images, dtype=np.int64).reshape(*x.shape[:2], *[1] * (x.rank - 2)) * size
@@ -158,13 +158,13 @@ def _separable(g: Graph, x: Value, matrices: Sequence[Matrix]) -> Value:
     """Apply a linear map that works on each of the last axes apart: products with constants."""
     changes = [not np.array_equal(matrix, np.eye(len(matrix))) for matrix in matrices]
     if any(changes[:-1]) and math.prod(matrix.size for matrix in matrices) <= _FEW:
-        kept, sizes = x.shape[: -len(matrices)], [matrix.shape[0] for matrix in matrices]
+        outer, sizes = x.shape[: -len(matrices)], [matrix.shape[0] for matrix in matrices]
         whole: NDArray[Any] = np.ones((1, 1))
         for matrix in matrices:
             whole = np.kron(whole, matrix)
-        flat = reshape(g, x, (math.prod(kept), whole.shape[1]))
+        flat = reshape(g, x, (math.prod(outer), whole.shape[1]))
         mapped = g.op("MatMul", flat, g.constant(whole.T.astype(x.numpy_dtype)))
-        return reshape(g, mapped, (*kept, *sizes))
+        return reshape(g, mapped, (*outer, *sizes))
     for axis, matrix in enumerate(matrices, x.rank - len(matrices)):
         if not changes[axis - x.rank]:
             continue
@@ -232,10 +232,10 @@ def _resampling(
     how, named
         Where the mode has it, ``align_corners``; then the scale of each axis, as far as they are given.
     """
-    given = [*how, *named.values()]
-    align_corners = given.pop(0) if mode in ("linear", "bicubic") else None
+    values = [*how, *named.values()]
+    align_corners = values.pop(0) if mode in ("linear", "bicubic") else None
     count = len(inputs) - 2
-    scales = [*given, *[None] * (count - len(given))]
+    scales = [*values, *[None] * (count - len(values))]
     return [
         _interpolation(mode, inputs[2 + i], outputs[2 + i], scales[i], align_corners) for i in range(count)
     ]

@@ -24,8 +24,8 @@ def _dropout(g: Graph, expected: Expected, x: Value, p: float, train: bool | Non
 
 def _dropout_backward(g: Graph, expected: Expected, gradient: Value, mask: Value, scale: float) -> Value:
     # The factor comes last: a product that follows takes it along.
-    kept = elementwise(g, "Where", mask, gradient, g.scalar(0, gradient.dtype))
-    return scaled(g, kept, scale)
+    masked = elementwise(g, "Where", mask, gradient, g.scalar(0, gradient.dtype))
+    return scaled(g, masked, scale)
 
 
 def _bernoulli(g: Graph, expected: Expected, x: Value, p: float = 0.5, **_: Any) -> Value:

@@ -34,14 +34,14 @@ class Masks:
             mask = torch.native_dropout(torch.ones_like(x).detach(), p, train=True)[0]
             self._drawn[place] = None if place in self._drawn else mask
             return x * mask
-        known = self._drawn.get(place)
-        if known is None:
+        drawn = self._drawn.get(place)
+        if drawn is None:
             raise UnsupportedModelError(
                 "a part with dropout is run several times under activation checkpointing",
                 why="there is no way to tell which mask it had when it is run again",
                 remedy="Turn checkpointing off there, or set the dropout in it to 0.",
             )
-        return x * known
+        return x * drawn
 
 
 def _is_checkpointed() -> bool:

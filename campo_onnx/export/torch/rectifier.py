@@ -59,8 +59,8 @@ def _masked_maxima(g: Graph, gradient: Value, x: Value) -> Value | None:
 
 
 def _behind_views(g: Graph, value: Value | None) -> Node | None:
-    made = None if value is None else g.source(value)
-    return _behind_views(g, made.inputs[0]) if made is not None and made.op_type == "Reshape" else made
+    node = None if value is None else g.source(value)
+    return _behind_views(g, node.inputs[0]) if node is not None and node.op_type == "Reshape" else node
 
 
 def _leaky_relu(g: Graph, expected: Expected, x: Value, slope: float = 0.01) -> Value:

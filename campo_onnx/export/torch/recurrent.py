@@ -22,8 +22,8 @@ def _layer_by_layer(function: Callable[..., Any], *args: Any) -> Any:
     for layer in range(layers):
         first = [state[layer * directions : (layer + 1) * directions] for state in states]
         own = parameters[layer * each : (layer + 1) * each]
-        given = first if isinstance(hx, list | tuple) else first[0]
-        x, *behind = function(x, given, own, has_biases, 1, 0.0, trains, bidirectional, False)
+        hidden = first if isinstance(hx, list | tuple) else first[0]
+        x, *behind = function(x, hidden, own, has_biases, 1, 0.0, trains, bidirectional, False)
         last.append(behind)
         if layer < layers - 1:
             x = F.dropout(x, dropout, training=True)

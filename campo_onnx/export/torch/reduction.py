@@ -153,7 +153,7 @@ def _weighed_rows(g: Graph, gradient: Value, y: Value) -> Value | None:
     That is the sum of ``o = y @ v`` times its gradient, which are as wide as v. None where `y` is used in
     another way.
     """
-    weights, kept = y, 1.0
+    weights, share = y, 1.0
     masked = g.producer(gradient, "Where")
     if masked is not None and masked.inputs[0] is not None and masked.inputs[1] is not None:
         dropout = g.source(masked.inputs[0])
@@ -162,7 +162,7 @@ def _weighed_rows(g: Graph, gradient: Value, y: Value) -> Value | None:
         ratio = dropout.inputs[1]
         if ratio is None or ratio.constant is None:
             return None
-        weights, gradient, kept = dropout.outputs[0], masked.inputs[1], 1.0 - float(ratio.constant)
+        weights, gradient, share = dropout.outputs[0], masked.inputs[1], 1.0 - float(ratio.constant)
     product = g.source(_unshaped(g, gradient))
     if product is None or product.op_type != "MatMul":
         return None
@@ -177,13 +177,13 @@ def _weighed_rows(g: Graph, gradient: Value, y: Value) -> Value | None:
         if swap_last_two(g, right) is turned and result.shape[-1] < y.shape[-1]:
             both = elementwise(g, "Mul", of_result, result)
             rows = reduce(g, "ReduceSum", both, [both.rank - 1], keepdims=True)
-            return scaled(g, reshape(g, rows, (*y.shape[:-1], 1)), kept)
+            return scaled(g, reshape(g, rows, (*y.shape[:-1], 1)), share)
     return None
 
 
 def _unshaped(g: Graph, x: Value) -> Value:
-    made = g.producer(x, "Reshape")
-    return x if made is None or made.inputs[0] is None else made.inputs[0]
+    producer = g.producer(x, "Reshape")
+    return x if producer is None or producer.inputs[0] is None else producer.inputs[0]
 
 
 def _uses(g: Graph, weights: Value) -> list[Node]:

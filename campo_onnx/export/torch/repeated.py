@@ -26,11 +26,11 @@ class Recorded(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, given: Iterable[torch.Tensor]) -> None:
+    def __init__(self, drawn: Iterable[torch.Tensor]) -> None:
         super().__init__()
         self.done: list[_Done] = []
         self._seen: dict[int, tuple[int, torch.Tensor]] = {}  # kept alive, so that no other gets its id
-        for tensor in given:
+        for tensor in drawn:
             self._number(tensor)
 
     def __torch_dispatch__(

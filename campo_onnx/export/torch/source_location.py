@@ -38,12 +38,12 @@ def place_of_frame(frame: FrameType | None) -> str:
 
 def place_of_error(error: BaseException) -> str:
     """Give the innermost place in the user's code that an error passed; ``""`` if there is none."""
-    found = [
+    frames = [
         _written(frame.f_code.co_filename, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
         if is_users(frame.f_code)
     ]
-    return found[-1] if found else ""
+    return frames[-1] if frames else ""
 
 
 def place_of_change(function: Callable[[], Any], state: Callable[[], Any]) -> str:
@@ -52,12 +52,12 @@ def place_of_change(function: Callable[[], Any], state: Callable[[], Any]) -> st
     ``""`` if none does.
     """
     before = state()
-    found: list[str] = []
+    places: list[str] = []
     line = [""]
 
     def on_line(frame: FrameType, event: str, _: Any) -> Any:
-        if not found and line[0] and state() != before:
-            found.append(line[0])
+        if not places and line[0] and state() != before:
+            places.append(line[0])
         if event == "line":
             line[0] = _written(frame.f_code.co_filename, frame.f_lineno)
         return on_line
@@ -71,7 +71,7 @@ def place_of_change(function: Callable[[], Any], state: Callable[[], Any]) -> st
         function()
     finally:
         sys.settrace(tracer)
-    return found[0] if found else ""
+    return places[0] if places else ""
 
 
 def _written(filename: str, line: int) -> str:

@@ -30,24 +30,24 @@ def first_state(
     UsageError
         If an entry is missing, or has another shape or type than the input.
     """
-    given = _tensors(state_dict)
-    found: dict[str, NDArray[Any]] = {}
+    tensors = _tensors(state_dict)
+    state: dict[str, NDArray[Any]] = {}
     problems: list[str] = []
     for value in model.graph.input:
         name = step_naming.stored(value.name)
         if name is None:
             continue
-        if name not in given:
+        if name not in tensors:
             problems.append(f"it lacks {name!r}")
             continue
-        tensor, wanted = given[name].detach(), value.type.tensor_type
+        tensor, wanted = tensors[name].detach(), value.type.tensor_type
         shape = tuple(dim.dim_value for dim in wanted.shape.dim)
         dtype = onnx.helper.tensor_dtype_to_np_dtype(wanted.elem_type)
         there = str(tensor.dtype).removeprefix("torch.")
         if (tuple(tensor.shape), there) != (shape, dtype.name):
             problems.append(f"{name!r} is {there}{list(tensor.shape)}, not {dtype}{list(shape)}")
         elif not problems:
-            found[value.name] = _array(tensor.cpu(), dtype)
+            state[value.name] = _array(tensor.cpu(), dtype)
     if problems:
         more = f"; and {len(problems) - 3} more" if problems[3:] else ""
         raise UsageError(
@@ -56,14 +56,14 @@ def first_state(
             remedy="Give that of the module that the step was exported from, or, for buffers that are not "
             "persistent, the module itself.",
         )
-    return found
+    return state
 
 
-def _tensors(given: Mapping[str, torch.Tensor] | torch.nn.Module) -> Mapping[str, torch.Tensor]:
+def _tensors(source: Mapping[str, torch.Tensor] | torch.nn.Module) -> Mapping[str, torch.Tensor]:
     """Give every parameter and buffer; a module's state dict lacks the buffers that are not persistent."""
-    if not isinstance(given, torch.nn.Module):
-        return given
-    return {**dict(given.named_buffers(remove_duplicate=False)), **given.state_dict()}
+    if not isinstance(source, torch.nn.Module):
+        return source
+    return {**dict(source.named_buffers(remove_duplicate=False)), **source.state_dict()}
 
 
 def state_dict_of(
@@ -86,16 +86,16 @@ def state_dict_of(
         If the state holds a parameter or buffer that the module does not have.
     """
     own = {name: value for key, value in state.items() if (name := step_naming.stored(key)) is not None}
-    known = _tensors(like)
-    if unknown := [name for name in own if name not in known]:
+    tensors = _tensors(like)
+    if unknown := [name for name in own if name not in tensors]:
         raise UsageError("the state is another module's", why=f"this one has no {', '.join(unknown[:3])}")
-    names = {_address(known[name]): name for name in own}
-    found = {}
+    names = {_address(tensors[name]): name for name in own}
+    result = {}
     for name, tensor in (like.state_dict() if isinstance(like, torch.nn.Module) else like).items():
         is_tensor = isinstance(tensor, torch.Tensor)  # a module may keep other things there
         source = name if name in own else names.get(_address(tensor)) if is_tensor else None
-        found[name] = tensor if source is None else _tensor(own[source])
-    return found
+        result[name] = tensor if source is None else _tensor(own[source])
+    return result
 
 
 def _array(tensor: torch.Tensor, dtype: np.dtype[Any]) -> NDArray[Any]:

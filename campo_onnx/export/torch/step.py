@@ -62,20 +62,20 @@ class Step:
         UsageError
             If it has no values to run on.
         """
-        given = self.state() | self.inputs.tensors | self.targets.tensors
-        if absent := [name for name, tensor in given.items() if tensor.is_meta]:
+        examples = self.state() | self.inputs.tensors | self.targets.tensors
+        if absent := [name for name, tensor in examples.items() if tensor.is_meta]:
             raise UsageError(
                 f"{absent[0]!r} has no values",
                 why="assume='batch' runs the step once on the example",
                 remedy="Give a batch and weights on the CPU.",
             )
         numbers = Numbers()
-        kept = Kept(self.module)
+        guard = Kept(self.module)
         try:
             with torch.random.fork_rng():
-                self._differentiated_once(given, numbers)
+                self._differentiated_once(examples, numbers)
         finally:
-            kept.restore()
+            guard.restore()
         return replace(self, recorded=numbers.read)
 
     def trainable(self) -> Tensors:
@@ -96,48 +96,48 @@ class Step:
             state[step_naming.LOSS_SCALE] = torch.zeros(())
         return state
 
-    def run(self, given: Tensors) -> Tensors:
+    def run(self, feeds: Tensors) -> Tensors:
         """Run forward, backward and update."""
         numbers = None if self.recorded is None else Numbers(self.recorded)
-        found = self._differentiated_once(given, numbers)
-        results = {step_naming.LOSS: found.loss.detach()}
-        if found.finite is not None:
-            results[step_naming.GRADS_FINITE] = found.finite
+        passes = self._differentiated_once(feeds, numbers)
+        results = {step_naming.LOSS: passes.loss.detach()}
+        if passes.finite is not None:
+            results[step_naming.GRADS_FINITE] = passes.finite
         if self.optimizer is None:
             is_scaled = self.loss_scale and not self.unscale
             name_of = step_naming.scaled_gradient if is_scaled else step_naming.gradient
-            results |= {name_of(n): gradient for n, gradient in found.gradients.items()}
+            results |= {name_of(n): gradient for n, gradient in passes.gradients.items()}
         else:
-            results |= self._update(self.optimizer, given, found.gradients, found.finite)
+            results |= self._update(self.optimizer, feeds, passes.gradients, passes.finite)
         set_origin("buffers")
-        for name, buffer in found.buffers.items():
-            old = given[step_naming.buffer(name)]
-            results[step_naming.new_buffer(name)] = _chosen(found.finite, buffer, old)
-        results |= {step_naming.output(name): value for name, value in found.outputs.items()}
+        for name, buffer in passes.buffers.items():
+            old = feeds[step_naming.buffer(name)]
+            results[step_naming.new_buffer(name)] = _chosen(passes.finite, buffer, old)
+        results |= {step_naming.output(name): value for name, value in passes.outputs.items()}
         assumed = {} if numbers is None else numbers.holds
         return results | {step_naming.assumption(text): holds for text, holds in assumed.items()}
 
-    def _differentiated_once(self, given: Tensors, numbers: Numbers | None) -> "_Found":
-        trainable = {n: given[step_naming.parameter(n)].detach().requires_grad_() for n in self.trainable()}
+    def _differentiated_once(self, feeds: Tensors, numbers: Numbers | None) -> "_Found":
+        trainable = {n: feeds[step_naming.parameter(n)].detach().requires_grad_() for n in self.trainable()}
         # Normalizations update their statistics in place; the inputs must keep the old values.
-        buffers = {n: given[step_naming.buffer(n)].clone() for n, _ in self.module.named_buffers()}
-        return self._differentiate(given, trainable, buffers, numbers)
+        buffers = {n: feeds[step_naming.buffer(n)].clone() for n, _ in self.module.named_buffers()}
+        return self._differentiate(feeds, trainable, buffers, numbers)
 
     def _differentiate(
-        self, given: Tensors, trainable: Tensors, buffers: Tensors, numbers: Numbers | None
+        self, feeds: Tensors, trainable: Tensors, buffers: Tensors, numbers: Numbers | None
     ) -> "_Found":
         hooks = {n: list((p._backward_hooks or {}).values()) for n, p in self.trainable().items()}
 
         def run() -> _Found:
-            args, kwargs = self.inputs.filled(_as_leaves(given, self.inputs.tensors))
+            args, kwargs = self.inputs.filled(_as_leaves(feeds, self.inputs.tensors))
             output = self.module(*args, **kwargs)
             set_origin(step_naming.LOSS)
-            args, kwargs = self.targets.filled(given)
+            args, kwargs = self.targets.filled(feeds)
             loss, outputs = _loss_and_outputs(self.loss(output, *args, **kwargs))
             _check_loss(loss, is_trained=not self.evaluates)
             if self.evaluates:
                 return _Found(loss=loss, outputs=outputs, gradients={}, finite=None, buffers={})
-            scaled = loss * given[step_naming.LOSS_SCALE] if self.loss_scale else loss
+            scaled = loss * feeds[step_naming.LOSS_SCALE] if self.loss_scale else loss
             claim(scaled, step_naming.LOSS)
             _refuse_out_of_sight(trainable, tensors, storages, functions)
             functions.masks.is_backward = True
@@ -146,7 +146,7 @@ class Step:
             finite: torch.Tensor | None = None
             if self.loss_scale and self.unscale:
                 set_origin(step_naming.LOSS_SCALE)
-                inverse = given[step_naming.LOSS_SCALE].reciprocal()
+                inverse = feeds[step_naming.LOSS_SCALE].reciprocal()
                 gradients = {n: gradient * inverse for n, gradient in gradients.items()}
                 finite = _all_finite(list(gradients.values()))
             return _Found(
@@ -157,33 +157,33 @@ class Step:
                 buffers=_checked_buffers(dict(self.module.named_buffers()), buffers),
             )
 
-        tensors = {n: given[step_naming.parameter(n)] for n, _ in self.module.named_parameters()}
+        tensors = {n: feeds[step_naming.parameter(n)] for n, _ in self.module.named_parameters()}
         tensors |= trainable | buffers
         storages = {n: _storage(t) for n, t in tensors.items()}
         functions = RewrittenFunctions(checks_pass=self.checks_pass)
         reads = numbers or nullcontext()
         with recorded_origins(self.module) as claim, functions, sdpa_kernel(SDPBackend.MATH), reads:
-            found: _Found = _called_with(self.module, tensors, run)
-        return found
+            passes: _Found = _called_with(self.module, tensors, run)
+        return passes
 
     def _update(
-        self, optimizer: Optimizer, given: Tensors, gradients: Tensors, finite: torch.Tensor | None
+        self, optimizer: Optimizer, feeds: Tensors, gradients: Tensors, finite: torch.Tensor | None
     ) -> Tensors:
         results: Tensors = {}
         set_origin("optimizer")
-        count = given[step_naming.STEP] + 1 if step_naming.STEP in given else None
+        count = feeds[step_naming.STEP] + 1 if step_naming.STEP in feeds else None
         for name, gradient in gradients.items():
             set_origin(f"{name}/update")
-            slots = {slot: given[step_naming.state(slot, name)] for slot in optimizer.slots}
-            parameter = given[step_naming.parameter(name)]
-            lr = given[step_naming.LEARNING_RATE]
+            slots = {slot: feeds[step_naming.state(slot, name)] for slot in optimizer.slots}
+            parameter = feeds[step_naming.parameter(name)]
+            lr = feeds[step_naming.LEARNING_RATE]
             new, new_slots = updated(optimizer, parameter, gradient, slots, lr, count)
             results[step_naming.new_parameter(name)] = _chosen(finite, new, parameter)
             for slot, value in new_slots.items():
                 results[step_naming.new_state(slot, name)] = _chosen(finite, value, slots[slot])
         if count is not None:
             set_origin("optimizer")
-            results[step_naming.STEP_OUT] = _chosen(finite, count, given[step_naming.STEP])
+            results[step_naming.STEP_OUT] = _chosen(finite, count, feeds[step_naming.STEP])
         return results
 
 
@@ -198,13 +198,13 @@ class _Found:
     buffers: Tensors
 
 
-def _as_leaves(given: Tensors, examples: Tensors) -> Tensors:
+def _as_leaves(fakes: Tensors, examples: Tensors) -> Tensors:
     """Give inputs that may be differentiated by, as the examples; what forward asks for itself is forgotten.
 
     A penalty on a gradient, or a differential equation, calls ``x.requires_grad_()`` in each step.
     """
-    leaves = {name: given[name].detach().requires_grad_(x.requires_grad) for name, x in examples.items()}
-    return {**given, **leaves}
+    leaves = {name: fakes[name].detach().requires_grad_(x.requires_grad) for name, x in examples.items()}
+    return {**fakes, **leaves}
 
 
 def _differentiated(loss: torch.Tensor, parameters: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
@@ -213,18 +213,18 @@ def _differentiated(loss: torch.Tensor, parameters: Sequence[torch.Tensor]) -> S
     That, however, switches function modes off meanwhile, and dropout that checkpointing runs again in the
     backward pass would draw anew.
     """
-    found: Sequence[torch.Tensor | None] = _engine_run_backward(
+    grads: Sequence[torch.Tensor | None] = _engine_run_backward(
         (loss,), (torch.ones_like(loss),), False, False, tuple(parameters), True, accumulate_grad=False
     )
-    return found
+    return grads
 
 
-def _loss_and_outputs(found: Any) -> tuple[Any, Tensors]:
+def _loss_and_outputs(returned: Any) -> tuple[Any, Tensors]:
     """Tell the loss from what else the step returns: a loss may return both."""
-    if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)):
-        return found, {}
+    if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping)):
+        return returned, {}
     outputs = {
-        ".".join(map(path_part, path)): leaf for path, leaf in tree_flatten_with_path(dict(found[1]))[0]
+        ".".join(map(path_part, path)): leaf for path, leaf in tree_flatten_with_path(dict(returned[1]))[0]
     }
     for name, value in outputs.items():
         if not isinstance(value, torch.Tensor):
@@ -232,15 +232,15 @@ def _loss_and_outputs(found: Any) -> tuple[Any, Tensors]:
                 f"the output {name!r} beside the loss is not a tensor but {type(value).__name__}",
                 remedy="Return (loss, {'name': tensor, ...}).",
             )
-    return found[0], {name: value.detach() for name, value in outputs.items()}
+    return returned[0], {name: value.detach() for name, value in outputs.items()}
 
 
 def _hooked(name: str, gradient: torch.Tensor, hooks: Sequence[Callable[..., Any]]) -> torch.Tensor:
     """Do what the hooks on a parameter do, which eager runs on the whole gradient before it is stored."""
     for hook in hooks:
         set_origin(f"{name}/hook", is_gradient=True)
-        made = hook(gradient)
-        gradient = gradient if made is None else made
+        changed = hook(gradient)
+        gradient = gradient if changed is None else changed
     return gradient
 
 
@@ -312,7 +312,7 @@ def _called_with(module: torch.nn.Module, tensors: Tensors, function: Callable[[
 
 def _check_loss(loss: Any, *, is_trained: bool) -> None:
     if not isinstance(loss, torch.Tensor) or loss.dim() or not loss.dtype.is_floating_point:
-        found = (
+        problem = (
             f"a tensor of shape {tuple(loss.shape)} and type {loss.dtype}"
             if isinstance(loss, torch.Tensor)
             else type(loss).__name__
@@ -320,7 +320,7 @@ def _check_loss(loss: Any, *, is_trained: bool) -> None:
         reduced = "Reduce it, for example with .mean(), so that loss(output, *targets) has no dimensions."
         several = "Return the scalar alone, or (loss, {'logits': logits}) if the step should return more."
         raise UsageError(
-            f"the loss is not a scalar but {found}",
+            f"the loss is not a scalar but {problem}",
             remedy=reduced if isinstance(loss, torch.Tensor) else several,
         )
     if is_trained and not loss.requires_grad:

@@ -89,13 +89,13 @@ def _described(origin: Origin) -> str:
 
 
 def _straight_line(traced: torch.fx.GraphModule, inputs: Sequence[str], outputs: Sequence[str]) -> TracedStep:
-    given: dict[str, tuple[Hashable, Expected]] = {}
+    sources: dict[str, tuple[Hashable, Expected]] = {}
     body: list[Constant | Operation] = []
     results: Sequence[torch.fx.Node] = ()
     names = iter(inputs)
     for node in traced.graph.nodes:
         if node.op == "placeholder":
-            given[next(names)] = _ref(node), _expected(node.meta["val"])
+            sources[next(names)] = _ref(node), _expected(node.meta["val"])
         elif node.op == "get_attr":
             tensor = getattr(traced, node.target).detach().cpu()
             array = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
@@ -105,7 +105,7 @@ def _straight_line(traced: torch.fx.GraphModule, inputs: Sequence[str], outputs:
         elif node.target is not operator.getitem:
             body.append(_operation(node))
     refs = {name: _ref(node) for name, node in zip(outputs, results, strict=True)}
-    return TracedStep(inputs=given, body=body, outputs=refs, outermost=_OUTERMOST)
+    return TracedStep(inputs=sources, body=body, outputs=refs, outermost=_OUTERMOST)
 
 
 def _ref(node: torch.fx.Node) -> tuple[str, int]:

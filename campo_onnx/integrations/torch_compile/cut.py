@@ -90,8 +90,8 @@ def cut(
     in_backward = network.cut().yes
     backward = frozenset((in_backward | late) & _needed(view, backward_outputs, in_backward | late))
     forward = frozenset(early | (free - in_backward))
-    kept = _read_from_outside(view, backward, backward_outputs, tangents)
-    return Cut(forward=forward, backward=backward, kept=kept)
+    crossing = _read_from_outside(view, backward, backward_outputs, tangents)
+    return Cut(forward=forward, backward=backward, kept=crossing)
 
 
 def _sizes(

@@ -79,11 +79,11 @@ class Made:
 Result = Given | Argument | Made
 
 
-def result_of(result: Result, given: Any, made: Any) -> Any:
+def result_of(result: Result, argument: Any, output: Any) -> Any:
     """Give a result of a call."""
     if isinstance(result, Given):
         return result.value
-    return given[result.position] if isinstance(result, Argument) else made[result.place]
+    return argument[result.position] if isinstance(result, Argument) else output[result.place]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -144,12 +144,12 @@ class IndexGuard:
     checks: tuple[tuple[str, IndexUse], ...] = ()
     indices: Callable[..., Sequence[torch.Tensor]] = field(default=lambda *_: ())
 
-    def check(self, given: Any) -> None:
+    def check(self, value: Any) -> None:
         """Check the arguments of a call; on CUDA the error surfaces later, as eager's does."""
         if not self.checks:
             return
         with torch.no_grad():
-            indices = self.indices(*(given[position] for position in self.positions))
+            indices = self.indices(*(value[position] for position in self.positions))
             for (name, use), index in zip(self.checks, indices, strict=True):
                 _check(name, use, index)
 

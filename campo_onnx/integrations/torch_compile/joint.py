@@ -170,7 +170,7 @@ class JointGraph:
             primals=self._primals,
             forward_results=self._forward_results,
             weights=self._weights,
-            kept=self._kept,
+            saved=self._kept,
             parts=parts,
         )
 

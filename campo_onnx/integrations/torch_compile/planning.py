@@ -219,10 +219,10 @@ def _without_handover(model: onnx.ModelProto) -> onnx.ModelProto:
         value.name = output
         graph.input.append(value)
     graph.node.remove(handover)
-    kept = [value for value in graph.value_info if value.name not in handover.output]
-    kept = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in kept]
+    values = [value for value in graph.value_info if value.name not in handover.output]
+    values = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in values]
     del graph.value_info[:]
-    graph.value_info.extend(kept)
+    graph.value_info.extend(values)
     others = [
         o
         for o in copy.opset_import

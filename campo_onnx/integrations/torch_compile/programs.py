@@ -25,15 +25,15 @@ def part_of(
         The whole graph; constants that depend on sizes become inputs, behind the others.
     """
     whole = planned.imported.model
-    kept = [node for node in whole.graph.node if nodes is None or node.name in nodes]
-    results = {t for node in kept for t in node.output}
-    used = {t for node in kept for t in node.input} | set(writes)
+    inner = [node for node in whole.graph.node if nodes is None or node.name in nodes]
+    results = {t for node in inner for t in node.output}
+    used = {t for node in inner for t in node.input} | set(writes)
     shown: list[str] = []
     for name in writes:
         # An input, or what is an output already, goes out as a copy.
         shown.append(name if name in results and name not in shown else f"{name}.copy")
     graph = onnx.GraphProto(name="part")
-    graph.node.extend(kept)
+    graph.node.extend(inner)
     for name, output in zip(writes, shown, strict=True):
         if name != output:
             graph.node.add(op_type="Identity", name=output, input=[name], output=[output])

@@ -176,26 +176,26 @@ def _unsharded(model: torch.nn.Module) -> Iterator[torch.Tensor]:
 
 def _graphs(compiled: Compiled) -> Iterator[RunningGraph]:
     if compiled.joint is not None:
-        at_any = [((), next(iter(made.values()))) for made in compiled.joint.resized.values() if made]
+        at_any = [((), next(iter(one.values()))) for one in compiled.joint.resized.values() if one]
         for sizes, step in (*compiled.joint.steps.items(), *at_any):
             tensors = step.planned.imported.view.tensors
-            kept = [
+            saved = [
                 KeptTensor(name=n, is_low=is_low_dtype(tensors[n].dtype), nbytes=slot.nbytes)
                 for n, slot in step.slots.items()
             ]
             kind = "training step" if step.planned.any_size is None else "training step at any size"
-            yield _running(kind, sizes, step.planned, step.flat.device, kept)
+            yield _running(kind, sizes, step.planned, step.flat.device, saved)
     for graph in compiled.graphs:
-        for sizes, made in graph.made.items():
-            if isinstance(made, Piece):
-                yield _running(graph.kind, sizes, made.planned, made.flat.device)
-            elif isinstance(made, InPieces):
-                for piece in made.pieces:
+        for sizes, one in graph.made.items():
+            if isinstance(one, Piece):
+                yield _running(graph.kind, sizes, one.planned, one.flat.device)
+            elif isinstance(one, InPieces):
+                for piece in one.pieces:
                     yield _running("piece", sizes, piece.planned, piece.flat.device)
 
 
 def _running(
-    kind: str, sizes: Sequence[int], planned: Planned, device: torch.device, kept: Sequence[KeptTensor] = ()
+    kind: str, sizes: Sequence[int], planned: Planned, device: torch.device, saved: Sequence[KeptTensor] = ()
 ) -> RunningGraph:
     return RunningGraph(
         kind=kind,
@@ -203,7 +203,7 @@ def _running(
         plan=planned.plan,
         provider=provider_of(device),
         runtime=planned.runtime,
-        kept=tuple(kept),
+        kept=tuple(saved),
     )
 
 

@@ -100,12 +100,12 @@ class RuntimeChoice:
                 candidates[name] = candidate
         return candidates
 
-    def _fastest(self, candidates: Mapping[str, C], asked: str) -> str:
+    def _fastest(self, candidates: Mapping[str, C], named: str) -> str:
         for candidate in candidates.values():
             candidate.open()
         step_us = times_us({name: candidate.rehearsal() for name, candidate in candidates.items()})
         fastest = min(step_us, key=step_us.__getitem__)
-        keep_choice(self._settings.folder, asked, fastest, step_us)
+        keep_choice(self._settings.folder, named, fastest, step_us)
         return fastest
 
     def _identity(self, names: Sequence[str], processor: str, model: onnx.ModelProto) -> str:

@@ -46,7 +46,7 @@ class TrainingStep:
         primals: int,
         forward_results: int,
         weights: frozenset[int],
-        kept: Kept | None = None,
+        saved: Kept | None = None,
         parts: Cut | None = None,
     ) -> None:
         self.flat, self.planned = flat, planned
@@ -58,8 +58,8 @@ class TrainingStep:
         self._checked = [check.result for check in flat.checks]
         self._written = _made([*self._results, *self._checked], flat)
         self._computed = _made(self._gradients, flat)
-        self.cut = parts or self._cut(weights if kept is None else frozenset(kept.arguments))
-        self.kept = kept or self._found_kept()
+        self.cut = parts or self._cut(weights if saved is None else frozenset(saved.arguments))
+        self.kept = saved or self._found_kept()
         own = {n for n, p in self._position.items() if p in self.kept.arguments}
         own |= {flat.outputs[place].name for place in self.kept.results}
         self.slots = slots_of({n: planned.nbytes(n) for n in self.cut.kept}, own)
@@ -150,41 +150,41 @@ class TrainingStep:
         """
         half, device = self._forward, self.flat.device
         buffer = torch.empty(self.buffer_bytes, dtype=torch.uint8, device=device)
-        given = dict(enumerate(arguments))
+        by_position = dict(enumerate(arguments))
         for i, name in enumerate(self._drawn):
-            given[self.flat.arguments + i] = self.flat.draws[i](self._room(name, buffer))
-        self.flat.indices.check(given)
+            by_position[self.flat.arguments + i] = self.flat.draws[i](self._room(name, buffer))
+        self.flat.indices.check(by_position)
         alive: list[torch.Tensor] = []
-        read_at = [self._address_of(name, given, alive) for name in half.reads]
-        made = [allocated(t, device) for t in self._written]
+        read_at = [self._address_of(name, by_position, alive) for name in half.reads]
+        written = [allocated(t, device) for t in self._written]
         base = address(buffer)
         if half.program is not None:
             slots = (base + self.slots[name].first for name in self._slots_written)
-            half.program.run(read_at, [*map(address, made), *slots])
-        outputs = {t.name: x for t, x in zip(self._written, made, strict=True)}
-        raise_failed(self.flat.checks, lambda result: self._results_of([result], given, outputs)[0])
-        kept = [given[p] for p in self.kept.arguments]
-        kept += [outputs[self.flat.outputs[place].name] for place in self.kept.results]
-        return self._results_of(self._results, given, outputs), [*kept, buffer]
+            half.program.run(read_at, [*map(address, written), *slots])
+        outputs = {t.name: x for t, x in zip(self._written, written, strict=True)}
+        raise_failed(self.flat.checks, lambda result: self._results_of([result], by_position, outputs)[0])
+        saved = [by_position[p] for p in self.kept.arguments]
+        saved += [outputs[self.flat.outputs[place].name] for place in self.kept.results]
+        return self._results_of(self._results, by_position, outputs), [*saved, buffer]
 
-    def backward(self, kept: Sequence[torch.Tensor], tangents: Sequence[Any]) -> list[Any]:
+    def backward(self, saved: Sequence[torch.Tensor], tangents: Sequence[Any]) -> list[Any]:
         """Run the backward pass."""
         half = self._backward
-        *tensors, buffer = kept
+        *tensors, buffer = saved
         arguments = len(self.kept.arguments)
-        given = dict(zip(self.kept.arguments, tensors[:arguments], strict=True))
-        given |= {self._primals + i: tangent for i, tangent in enumerate(tangents)}
+        by_position = dict(zip(self.kept.arguments, tensors[:arguments], strict=True))
+        by_position |= {self._primals + i: tangent for i, tangent in enumerate(tangents)}
         base = address(buffer)
         addresses = {name: base + slot.first for name, slot in self.slots.items()}
         for place, tensor in zip(self.kept.results, tensors[arguments:], strict=True):
             addresses[self.flat.outputs[place].name] = address(tensor)
         alive: list[torch.Tensor] = []
-        read_at = [addresses.get(name) or self._address_of(name, given, alive) for name in half.reads]
-        made = [allocated(t, self.flat.device) for t in self._computed]
+        read_at = [addresses.get(name) or self._address_of(name, by_position, alive) for name in half.reads]
+        written = [allocated(t, self.flat.device) for t in self._computed]
         if half.program is not None:
-            half.program.run(read_at, [address(tensor) for tensor in made])
-        outputs = {t.name: x for t, x in zip(self._computed, made, strict=True)}
-        return self._results_of(self._gradients, given, outputs)
+            half.program.run(read_at, [address(tensor) for tensor in written])
+        outputs = {t.name: x for t, x in zip(self._computed, written, strict=True)}
+        return self._results_of(self._gradients, by_position, outputs)
 
     def _room(self, name: str, buffer: torch.Tensor) -> torch.Tensor | None:
         """Give the slot that something is drawn into, lying as it would elsewhere; None if it has none."""
@@ -193,20 +193,20 @@ class TrainingStep:
         layout, dtype = self._layout[name], self.flat.dtype_of(name)
         return layout.restored(self.slots[name].room(buffer, dtype, layout.stored_shape))
 
-    def _address_of(self, name: str, given: Mapping[int, Any], alive: list[torch.Tensor]) -> int:
-        stored = self._layout[name].stored(given[self._position[name]])
+    def _address_of(self, name: str, by_position: Mapping[int, Any], alive: list[torch.Tensor]) -> int:
+        stored = self._layout[name].stored(by_position[self._position[name]])
         alive.append(stored)  # until the run is over
         return address(stored)
 
     def _results_of(
-        self, results: Sequence[Result], given: Mapping[int, Any], outputs: Mapping[str, torch.Tensor]
+        self, results: Sequence[Result], by_position: Mapping[int, Any], outputs: Mapping[str, torch.Tensor]
     ) -> list[Any]:
-        made = {
+        allocated_at = {
             i: t.layout.restored(outputs[t.name])
             for i, t in enumerate(self.flat.outputs)
             if t.name in outputs
         }
-        return [result_of(result, given, made) for result in results]
+        return [result_of(result, by_position, allocated_at) for result in results]
 
 
 def _made(results: Sequence[Result], flat: FlatGraph) -> list[Tensor]:
