@@ -78,9 +78,9 @@ def cleaned_up(model: Path, dim: list[str] | None, *, wanted: bool) -> Iterator[
         return
     from campo_onnx.emulation.simplify import simplified_file
 
-    with working(f"simplifying {model.name}"), simplified_file(model, dimensions(dim)) as (path, found):
-        how = "run beside it" if found.was_run else "not run beside it, since it draws random numbers"
-        print_note(f"simplified: {found.nodes_before:,} nodes to {found.nodes_after:,} ({how})")
+    with working(f"simplifying {model.name}"), simplified_file(model, dimensions(dim)) as (path, changes):
+        how = "run beside it" if changes.was_run else "not run beside it, since it draws random numbers"
+        print_note(f"simplified: {changes.nodes_before:,} nodes to {changes.nodes_after:,} ({how})")
         yield path
 
 

@@ -12,7 +12,7 @@ _CONTAINERS = (dict, list, set)
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 
 
-class Kept:
+class Snapshot:
     """The attributes of a module and all its children, with the lists and dictionaries in them.
 
     Parameters

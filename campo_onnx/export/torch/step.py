@@ -16,7 +16,7 @@ from campo_onnx.export.optimizers import Optimizer, counts_updates
 from campo_onnx.export.torch.arguments import Arguments, Tensors, path_part
 from campo_onnx.export.torch.assumed import Numbers
 from campo_onnx.export.torch.function_overrides import RewrittenFunctions
-from campo_onnx.export.torch.module_guard import Kept
+from campo_onnx.export.torch.module_guard import Snapshot
 from campo_onnx.export.torch.origin import recorded_origins, set_origin
 from campo_onnx.export.torch.update import updated
 from campo_onnx.step import naming as step_naming
@@ -70,7 +70,7 @@ class Step:
                 remedy="Give a batch and weights on the CPU.",
             )
         numbers = Numbers()
-        guard = Kept(self.module)
+        guard = Snapshot(self.module)
         try:
             with torch.random.fork_rng():
                 self._differentiated_once(examples, numbers)
@@ -117,7 +117,7 @@ class Step:
         assumed = {} if numbers is None else numbers.holds
         return results | {step_naming.assumption(text): holds for text, holds in assumed.items()}
 
-    def _differentiated_once(self, feeds: Tensors, numbers: Numbers | None) -> "_Found":
+    def _differentiated_once(self, feeds: Tensors, numbers: Numbers | None) -> "_Passes":
         trainable = {n: feeds[step_naming.parameter(n)].detach().requires_grad_() for n in self.trainable()}
         # Normalizations update their statistics in place; the inputs must keep the old values.
         buffers = {n: feeds[step_naming.buffer(n)].clone() for n, _ in self.module.named_buffers()}
@@ -125,10 +125,10 @@ class Step:
 
     def _differentiate(
         self, feeds: Tensors, trainable: Tensors, buffers: Tensors, numbers: Numbers | None
-    ) -> "_Found":
+    ) -> "_Passes":
         hooks = {n: list((p._backward_hooks or {}).values()) for n, p in self.trainable().items()}
 
-        def run() -> _Found:
+        def run() -> _Passes:
             args, kwargs = self.inputs.filled(_as_leaves(feeds, self.inputs.tensors))
             output = self.module(*args, **kwargs)
             set_origin(step_naming.LOSS)
@@ -136,7 +136,7 @@ class Step:
             loss, outputs = _loss_and_outputs(self.loss(output, *args, **kwargs))
             _check_loss(loss, is_trained=not self.evaluates)
             if self.evaluates:
-                return _Found(loss=loss, outputs=outputs, gradients={}, finite=None, buffers={})
+                return _Passes(loss=loss, outputs=outputs, gradients={}, finite=None, buffers={})
             scaled = loss * feeds[step_naming.LOSS_SCALE] if self.loss_scale else loss
             claim(scaled, step_naming.LOSS)
             _refuse_out_of_sight(trainable, tensors, storages, functions)
@@ -149,7 +149,7 @@ class Step:
                 inverse = feeds[step_naming.LOSS_SCALE].reciprocal()
                 gradients = {n: gradient * inverse for n, gradient in gradients.items()}
                 finite = _all_finite(list(gradients.values()))
-            return _Found(
+            return _Passes(
                 loss=loss,
                 outputs=outputs,
                 gradients={n: _hooked(n, gradient, hooks[n]) for n, gradient in gradients.items()},
@@ -163,7 +163,7 @@ class Step:
         functions = RewrittenFunctions(checks_pass=self.checks_pass)
         reads = numbers or nullcontext()
         with recorded_origins(self.module) as claim, functions, sdpa_kernel(SDPBackend.MATH), reads:
-            passes: _Found = _called_with(self.module, tensors, run)
+            passes: _Passes = _called_with(self.module, tensors, run)
         return passes
 
     def _update(
@@ -188,7 +188,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
+class _Passes:
     """Results of both passes: gradients, unscaled where the graph does that, and new buffers."""
 
     loss: torch.Tensor

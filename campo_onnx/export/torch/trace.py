@@ -28,7 +28,7 @@ from campo_onnx.export.torch.complex_numbers import complex_refused, without_com
 from campo_onnx.export.torch.constant_state import refuse_constant_state
 from campo_onnx.export.torch.decompositions import OPERATIONS
 from campo_onnx.export.torch.function_overrides import DATA_DEPENDENT
-from campo_onnx.export.torch.module_guard import Dice, Kept
+from campo_onnx.export.torch.module_guard import Dice, Snapshot
 from campo_onnx.export.torch.origin import current_origin
 from campo_onnx.export.torch.repeated import Recorded, difference, refuse_another_run
 from campo_onnx.export.torch.source_location import place_of_change, place_of_error, place_of_frame
@@ -72,30 +72,30 @@ def trace(
     for name, tensor in examples.items():
         if tensor.is_complex():
             raise complex_refused(name)
-    given = {name: _fake(tensor, mode) for name, tensor in examples.items()}
+    fakes = {name: _fake(tensor, mode) for name, tensor in examples.items()}
     outputs: list[str] = []
     runs: list[Recorded] = []
 
     def flat_step(*tensors: torch.Tensor) -> list[torch.Tensor]:
         with Recorded(tensors) as recorded:
-            results = step.run(dict(zip(given, tensors, strict=True)))
+            results = step.run(dict(zip(fakes, tensors, strict=True)))
         runs.append(recorded)
         outputs[:] = results
         return list(results.values())
 
     def run_on() -> Recorded:
         with fx_traceback.preserve_node_meta(), mode:
-            flat_step(*given.values())
+            flat_step(*fakes.values())
         return runs[-1]
 
     def run_again() -> Recorded:
-        kept.restore()
+        guard.restore()
         dice.restore()
         return run_on()
 
     def traced_once() -> torch.fx.GraphModule:
         with fx_traceback.preserve_node_meta(), mode, _one_message():
-            traced: torch.fx.GraphModule = make_fx(flat_step)(*given.values())
+            traced: torch.fx.GraphModule = make_fx(flat_step)(*fakes.values())
         for node in traced.graph.nodes:
             if node.target is aten._local_scalar_dense.default and not node.users:
                 traced.graph.erase_node(node)  # a truth value that was known all the same
@@ -103,22 +103,22 @@ def trace(
         return traced
 
     with _plainly(), _one_message():
-        kept, dice = Kept(step.module), Dice(step.module, step.loss)
+        guard, dice = Snapshot(step.module), Dice(step.module, step.loss)
         try:
             thrown = dice.thrown()
             traced = traced_once()
-            refuse_constant_state(traced, given, step.module)
+            refuse_constant_state(traced, fakes, step.module)
             if dice.thrown() != thrown:
                 _refuse_dice(traced_once, dice)
-            if changes := kept.changes():
+            if changes := guard.changes():
                 _refuse_another_step(runs[0], run_on, changes)
             if is_first:
                 refuse_another_run(runs[0], run_again)
         finally:
-            kept.restore()
+            guard.restore()
             dice.restore()
-        flat = _flattened(traced, given, mode, translated)
-    return flat, list(given), outputs
+        flat = _flattened(traced, fakes, mode, translated)
+    return flat, list(fakes), outputs
 
 
 @contextmanager
@@ -263,7 +263,7 @@ def _fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
 
 
 def _flattened(
-    traced: torch.fx.GraphModule, given: Mapping[str, Any], mode: FakeTensorMode, translated: frozenset[Any]
+    traced: torch.fx.GraphModule, fakes: Mapping[str, Any], mode: FakeTensorMode, translated: frozenset[Any]
 ) -> torch.fx.GraphModule:
     """Replace mutation by new values, and compound operations by those of the Core ATen set."""
     rules = {**core_aten_decompositions(), **OPERATIONS}
@@ -274,7 +274,7 @@ def _flattened(
             return _Replay(traced).run(*tensors)
 
     with fx_traceback.preserve_node_meta(), mode:
-        flat = make_fx(functionalize(replay, remove="mutations"), decomposition_table=table)(*given.values())
+        flat = make_fx(functionalize(replay, remove="mutations"), decomposition_table=table)(*fakes.values())
     flat.graph.eliminate_dead_code()
     return without_complex(flat, table)
 

@@ -73,9 +73,9 @@ class Symbols:
         return tuple(int((meta if axis is None else meta.shape[axis]).node.hint) for meta, axis in places)
 
 
-def _note(found: dict[Any, tuple[int, int | None]], size: Any, place: tuple[int, int | None]) -> None:
+def _note(places: dict[Any, tuple[int, int | None]], size: Any, place: tuple[int, int | None]) -> None:
     if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
-        found.setdefault(size.node.expr, place)
+        places.setdefault(size.node.expr, place)
 
 
 def _refuse_sizes_of_data(nodes: Iterable[torch.fx.Node]) -> None:
@@ -112,11 +112,11 @@ def _flat(meta: Any) -> Sequence[Any]:
 _warned_of_dropping = False
 
 
-def drop_oldest(made: OrderedDict[Sizes, Any], most: int) -> None:
+def drop_oldest(cache: OrderedDict[Sizes, Any], most: int) -> None:
     """Drop what was not used for longest, and warn the first time: it is made again when its sizes return."""
     global _warned_of_dropping
-    while len(made) > most:
-        made.popitem(last=False)
+    while len(cache) > most:
+        cache.popitem(last=False)
         if not _warned_of_dropping:
             _warned_of_dropping = True
             warnings.warn(
@@ -143,7 +143,7 @@ def concrete_graph(gm: torch.fx.GraphModule, symbols: Symbols, sizes: Sizes) -> 
     UnsupportedModelError
         If the graph calls another.
     """
-    traced = _Known(dict(zip(symbols.names, sizes, strict=True)))
+    traced = _Static(dict(zip(symbols.names, sizes, strict=True)))
     graph = torch.fx.Graph()
     copies: dict[torch.fx.Node, Any] = {}
     position = 0
@@ -168,7 +168,7 @@ def concrete_graph(gm: torch.fx.GraphModule, symbols: Symbols, sizes: Sizes) -> 
     return torch.fx.GraphModule(gm, graph)
 
 
-class _Known:
+class _Static:
     """Traced values at sizes: most are alike, and each is made once."""
 
     def __init__(self, sizes: Mapping[Any, int]) -> None:

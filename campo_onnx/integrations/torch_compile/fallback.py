@@ -78,8 +78,8 @@ class InPieces:
 
     def __call__(self, arguments: Sequence[Any]) -> Sequence[Any]:
         """Run it."""
-        given = [arguments[position] for position in self._positions]
-        results: Sequence[Any] = self._run.boxed_run([*given, *(draw(None) for draw in self._draws)])
+        chosen = [arguments[position] for position in self._positions]
+        results: Sequence[Any] = self._run.boxed_run([*chosen, *(draw(None) for draw in self._draws)])
         return results
 
 
@@ -99,9 +99,9 @@ def _computes(node: torch.fx.Node) -> bool:
 
 
 class _Call(torch.nn.Module):
-    def __init__(self, made: Callable[[Sequence[Any]], list[Any]], is_single: bool) -> None:
+    def __init__(self, function: Callable[[Sequence[Any]], list[Any]], is_single: bool) -> None:
         super().__init__()
-        self._made, self._is_single = made, is_single
+        self._made, self._is_single = function, is_single
 
     def forward(self, *arguments: Any) -> Any:
         """Run the piece."""

@@ -56,7 +56,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class Constant:
     """A result that is known: None, or a number."""
 
     value: Any
@@ -70,18 +70,18 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
+class Output:
     """A result that the graph computes, by its place among the graph's outputs."""
 
     place: int
 
 
-Result = Given | Argument | Made
+Result = Constant | Argument | Output
 
 
 def result_of(result: Result, argument: Any, output: Any) -> Any:
     """Give a result of a call."""
-    if isinstance(result, Given):
+    if isinstance(result, Constant):
         return result.value
     return argument[result.position] if isinstance(result, Argument) else output[result.place]
 
@@ -224,11 +224,11 @@ def _take_results_apart(
     computed: dict[torch.fx.Node, int] = {}
     for value in _sequence(output.args[0]):
         if not isinstance(value, torch.fx.Node):
-            results.append(Given(value=value))
+            results.append(Constant(value=value))
         elif value in position:
             results.append(Argument(position=position[value]))
         else:
-            results.append(Made(place=computed.setdefault(value, len(computed))))
+            results.append(Output(place=computed.setdefault(value, len(computed))))
     outputs: list[Tensor] = []
     stored = []
     for node, place in computed.items():

@@ -26,7 +26,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class Saved:
     """Tensors that autograd keeps as they are, beside that memory; the same for all sizes of a graph.
 
     Parameters

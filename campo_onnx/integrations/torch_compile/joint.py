@@ -20,13 +20,13 @@ from campo_onnx.integrations.torch_compile.concrete import (
 from campo_onnx.integrations.torch_compile.cut import Cut
 from campo_onnx.integrations.torch_compile.flat import (
     FlatGraph,
-    Made,
+    Output,
     flatten,
     provider_of,
     refuse_untranslatable,
     shapes_interface,
 )
-from campo_onnx.integrations.torch_compile.handoff import Kept
+from campo_onnx.integrations.torch_compile.handoff import Saved
 from campo_onnx.integrations.torch_compile.learner import Learner
 from campo_onnx.integrations.torch_compile.planning import Planned, plan_any_size, plan_graph
 from campo_onnx.integrations.torch_compile.runtimes import RuntimeChoice
@@ -76,7 +76,7 @@ class JointGraph:
             if any(user.target is torch.ops.aten.clone.default for user in node.users)
         }
         """Arguments that may change before the backward pass, since the model copies them."""
-        self._kept: Kept | None = None
+        self._kept: Saved | None = None
         self._runtimes = RuntimeChoice(settings)
         self._learner = Learner(self._planned_for_any_size, is_smooth=are_polynomials(gm))
         self.steps: OrderedDict[Sizes, TrainingStep] = OrderedDict()
@@ -184,7 +184,7 @@ class JointGraph:
             description = self._placeholders[position].meta.get("desc")
             output = getattr(description, "output", None)
             place = next((i for i, d in enumerate(descriptions) if d == output and d is not None), None)
-            if place is None or not isinstance(flat.results[place], Made):
+            if place is None or not isinstance(flat.results[place], Output):
                 continue
             result = flat.outputs[flat.results[place].place]
             if result.layout.stored_shape == tensor.layout.stored_shape:  # autograd may want another order
@@ -193,25 +193,25 @@ class JointGraph:
 
     def forward(self, arguments: list[Any]) -> list[Any]:
         """Run a forward pass: its results, then what autograd keeps."""
-        given = list(arguments)
+        tensors = list(arguments)
         arguments.clear()
-        sizes = self._symbols.read(given)
+        sizes = self._symbols.read(tensors)
         step, number = self.step(sizes)
-        results, kept = step.forward(given)
+        results, saved = step.forward(tensors)
         for place, position in enumerate(step.kept.arguments):
-            kept[place] = kept[place].clone() if position in self._copied else kept[place]
+            saved[place] = saved[place].clone() if position in self._copied else saved[place]
         if self.is_dynamic:
-            kept.insert(0, torch.tensor((*sizes, number)))
-        return [*results, *kept]
+            saved.insert(0, torch.tensor((*sizes, number)))
+        return [*results, *saved]
 
     def backward(self, arguments: list[Any]) -> list[Any]:
         """Run a backward pass on what autograd kept, and gradients."""
-        given = list(arguments)
+        tensors = list(arguments)
         arguments.clear()
-        *sizes, number = given.pop(0).tolist() if self.is_dynamic else (-1,)
+        *sizes, number = tensors.pop(0).tolist() if self.is_dynamic else (-1,)
         step = self.step_again(tuple(sizes), number)
-        kept = len(step.kept.arguments) + len(step.kept.results) + 1
-        return step.backward(given[:kept], given[kept:])
+        saved = len(step.kept.arguments) + len(step.kept.results) + 1
+        return step.backward(tensors[:saved], tensors[saved:])
 
     def halves(self) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
         """Write both passes as graphs of one call, as AOTAutograd wants them.
@@ -234,13 +234,13 @@ class JointGraph:
             buffer = torch.empty(step.buffer_bytes, dtype=torch.uint8, device=step.flat.device)
             sizes = [torch.empty(len(self._symbols.names) + 1, dtype=torch.int64)] if self.is_dynamic else []
         own = [primals[p].meta["val"] for p in self._kept.arguments]
-        index_of = {r.place: i for i, r in enumerate(step.flat.results) if isinstance(r, Made)}
+        index_of = {r.place: i for i, r in enumerate(step.flat.results) if isinstance(r, Output)}
         own += [results[index_of[place]].meta["val"] for place in self._kept.results]
-        kept = [*sizes, *own, buffer]
-        forward = _one_call(self.forward, primals, results[: self._forward_results], kept)
-        names = [f"kept_{i}" for i in range(len(kept))]
+        saved = [*sizes, *own, buffer]
+        forward = _one_call(self.forward, primals, results[: self._forward_results], saved)
+        names = [f"kept_{i}" for i in range(len(saved))]
         backward = _one_call(
-            self.backward, [*zip(names, kept, strict=True), *tangents], results[self._forward_results :], []
+            self.backward, [*zip(names, saved, strict=True), *tangents], results[self._forward_results :], []
         )
         return forward, backward
 
@@ -264,7 +264,10 @@ _NAME = "campo_onnx"
 
 
 def _one_call(
-    call: Callable[[list[Any]], list[Any]], inputs: Sequence[Any], results: Sequence[Any], kept: Sequence[Any]
+    call: Callable[[list[Any]], list[Any]],
+    inputs: Sequence[Any],
+    results: Sequence[Any],
+    more: Sequence[Any],
 ) -> torch.fx.GraphModule:
     graph = torch.fx.Graph()
     copies: dict[Any, torch.fx.Node] = {}
@@ -280,7 +283,7 @@ def _one_call(
     root.add_module(_NAME, Opaque(call))
     node = graph.call_module(_NAME, tuple(copies.values()))
     outputs: list[Any] = []
-    for i, result in enumerate([*results, *kept]):
+    for i, result in enumerate([*results, *more]):
         if i < len(results) and not isinstance(result, torch.fx.Node):
             outputs.append(result)
         elif i < len(results) and result in copies:

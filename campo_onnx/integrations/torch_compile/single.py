@@ -43,15 +43,15 @@ class Piece:
 
     def __call__(self, arguments: Sequence[Any]) -> list[Any]:
         """Run it."""
-        given = [*arguments, *(draw(None) for draw in self.flat.draws)]
-        self.flat.indices.check(given)
-        stored = [tensor.layout.stored(given[position]) for tensor, position in self._reads]
-        made = [allocated(t, self._device) for t in self.flat.outputs]
+        inputs = [*arguments, *(draw(None) for draw in self.flat.draws)]
+        self.flat.indices.check(inputs)
+        stored = [tensor.layout.stored(inputs[position]) for tensor, position in self._reads]
+        written = [allocated(t, self._device) for t in self.flat.outputs]
         if self._session is not None:
-            self._session.run(list(map(address, stored)), list(map(address, made)))
-        outputs = [t.layout.restored(x) for t, x in zip(self.flat.outputs, made, strict=True)]
-        raise_failed(self.flat.checks, lambda result: result_of(result, given, outputs))
-        return [result_of(result, given, outputs) for result in self.flat.results]
+            self._session.run(list(map(address, stored)), list(map(address, written)))
+        outputs = [t.layout.restored(x) for t, x in zip(self.flat.outputs, written, strict=True)]
+        raise_failed(self.flat.checks, lambda result: result_of(result, inputs, outputs))
+        return [result_of(result, inputs, outputs) for result in self.flat.results]
 
 
 class SizedGraph:
@@ -91,6 +91,6 @@ class SizedGraph:
 
     def __call__(self, arguments: list[Any]) -> Sequence[Any]:
         """Run it."""
-        given = list(arguments)
+        inputs = list(arguments)
         arguments.clear()
-        return self.at(self._symbols.read(given))(given)
+        return self.at(self._symbols.read(inputs))(inputs)

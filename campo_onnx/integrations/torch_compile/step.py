@@ -8,8 +8,8 @@ import torch
 
 from campo_onnx.integrations.torch_compile.checks import raise_failed
 from campo_onnx.integrations.torch_compile.cut import Cut, cut
-from campo_onnx.integrations.torch_compile.flat import Argument, FlatGraph, Made, Result, Tensor, result_of
-from campo_onnx.integrations.torch_compile.handoff import Kept, slots_of, total_bytes
+from campo_onnx.integrations.torch_compile.flat import Argument, FlatGraph, Output, Result, Tensor, result_of
+from campo_onnx.integrations.torch_compile.handoff import Saved, slots_of, total_bytes
 from campo_onnx.integrations.torch_compile.planning import Planned
 from campo_onnx.integrations.torch_compile.programs import address, allocated, open_part, rehearsed
 from campo_onnx.runtime.api import AddressedProgram
@@ -46,7 +46,7 @@ class TrainingStep:
         primals: int,
         forward_results: int,
         weights: frozenset[int],
-        saved: Kept | None = None,
+        saved: Saved | None = None,
         parts: Cut | None = None,
     ) -> None:
         self.flat, self.planned = flat, planned
@@ -59,7 +59,7 @@ class TrainingStep:
         self._written = _made([*self._results, *self._checked], flat)
         self._computed = _made(self._gradients, flat)
         self.cut = parts or self._cut(weights if saved is None else frozenset(saved.arguments))
-        self.kept = saved or self._found_kept()
+        self.kept = saved or self._saved()
         own = {n for n, p in self._position.items() if p in self.kept.arguments}
         own |= {flat.outputs[place].name for place in self.kept.results}
         self.slots = slots_of({n: planned.nbytes(n) for n in self.cut.kept}, own)
@@ -81,12 +81,12 @@ class TrainingStep:
             },
         )
 
-    def _found_kept(self) -> Kept:
+    def _saved(self) -> Saved:
         positions = [self._position[n] for n in self.cut.kept if n in self._position]
         positions += [g.position for g in self._gradients if isinstance(g, Argument)]
         place = {t.name: i for i, t in enumerate(self.flat.outputs)}
         written = {t.name for t in _made(self._results, self.flat)}
-        return Kept(
+        return Saved(
             arguments=tuple(dict.fromkeys(p for p in positions if p < self._primals)),
             results=tuple(place[n] for n in self.cut.kept if n in written),
         )
@@ -210,5 +210,5 @@ class TrainingStep:
 
 
 def _made(results: Sequence[Result], flat: FlatGraph) -> list[Tensor]:
-    places = dict.fromkeys(r.place for r in results if isinstance(r, Made))
+    places = dict.fromkeys(r.place for r in results if isinstance(r, Output))
     return [flat.outputs[place] for place in places]
