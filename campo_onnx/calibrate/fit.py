@@ -6,7 +6,7 @@ on shapes kept out of the fit.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from campo_onnx.calibrate.cast_model import CastModel, Knee
-from campo_onnx.calibrate.op_model import TIME, OpModel, TimeModel, position
+from campo_onnx.calibrate.op_model import TIME, OpModel, TimeModel, matern, position
 from campo_onnx.errors import ProfileError
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -31,6 +31,7 @@ HELD_OUT_EVERY = 3
 """Every third sample is kept out of the fit."""
 
 _FOLDS = 4
+_CONSTANT = 1e-9  # spread of a logarithm that is only rounding
 _DIGITS = 4  # of what is kept of samples: far finer than their distances
 _FEWEST = 6  # fewer samples than this determine no model
 
@@ -66,6 +67,8 @@ class Method:
         stay sane outside the samples.
     neighbours
         Whether nothing is fitted, and the nearest samples predict.
+    process
+        Whether all samples predict, as a Gaussian process.
     """
 
     name: str
@@ -74,6 +77,12 @@ class Method:
     with_time: bool
     all_events: bool
     neighbours: bool = False
+    process: bool = False
+
+    @property
+    def keeps_samples(self) -> bool:
+        """Whether the model holds all samples."""
+        return self.neighbours or self.process
 
 
 PAPER = Method(name="paper", relative=False, non_negative=False, with_time=False, all_events=False)
@@ -90,14 +99,15 @@ METHODS = (
         all_events=True,
         neighbours=True,
     ),
+    Method(name="process", relative=True, non_negative=True, with_time=True, all_events=True, process=True),
 )
 """The paper's fit and what is offered beside it."""
 
 
 def fit_op(samples: Sequence[Sample], selected: Sequence[str], method: Method = PAPER) -> OpModel:
     """Find the weights of Eq. 2."""
-    if method.neighbours:
-        return _neighbours(samples)
+    if method.keeps_samples:
+        return _process(samples) if method.process else _neighbours(samples)
     features = (
         *((TIME,) if method.with_time else ()),
         *(samples[0].events if method.all_events else selected),
@@ -123,7 +133,7 @@ def _neighbours(samples: Sequence[Sample]) -> OpModel:
     all_events = [{**sample.events, TIME: sample.fp32_us} for sample in samples]
     alike = (1.0,) * len(features)
     spread = np.std([position(features, alike, events) for events in all_events], axis=0)
-    weights = tuple(float(1 / one) if one > 0 else 0.0 for one in spread)
+    weights = tuple(float(1 / one) if one > _CONSTANT else 0.0 for one in spread)
     ratios = [sample.low_us / sample.fp32_us for sample in samples]
     rows = zip(all_events, ratios, strict=True)
     return OpModel(
@@ -136,6 +146,39 @@ def _neighbours(samples: Sequence[Sample]) -> OpModel:
             for events, ratio in rows
         ),
     )
+
+
+def _process(samples: Sequence[Sample]) -> OpModel:
+    """Fit a Gaussian process to the logarithms of ratios: length scale and noise of greatest likelihood."""
+    near = _neighbours(samples)
+    rows = np.asarray(near.samples)
+    places, logs = rows[:, :-1], rows[:, -1]
+    center, far = float(logs.mean()), np.linalg.norm(places[:, None] - places[None], axis=2)
+    best: tuple[float, float, Floats] | None = None
+    for reach in _REACHES:
+        alike = np.vectorize(matern)(far / reach)
+        for noise in _NOISES:
+            factor = np.linalg.cholesky(alike + noise * np.eye(len(logs)))
+            whitened = np.linalg.solve(factor, logs - center)
+            # The scale of the process that fits best is a mean, and falls out.
+            scale = max(float(np.mean(whitened**2)), _LEAST_SCALE)
+            likelihood = -np.log(np.diag(factor)).sum() - len(logs) / 2 * math.log(scale)
+            if best is None or likelihood > best[0]:
+                best = float(likelihood), reach, np.linalg.solve(factor.T, whitened)
+    assert best is not None
+    _, reach, coefficients = best
+    kept = zip(near.samples, coefficients, strict=True)
+    return replace(
+        near,
+        samples=tuple((*place[:-1], round(float(c), _DIGITS)) for place, c in kept),
+        reach=reach,
+        center=round(center, _DIGITS),
+    )
+
+
+_REACHES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)  # in standard deviations of features
+_NOISES = (1e-3, 1e-2, 0.03, 0.1, 0.3, 1.0)  # variances beside that of the process
+_LEAST_SCALE = 1e-12  # ratios that are all alike
 
 
 TIME_FEATURES = ("moved_bytes", "flops", "waves", "beyond_l2_bytes")

@@ -27,6 +27,11 @@ class OpModel:
         Where there are any, no sum predicts, but the ratios of the nearest samples, by the inverse of their
         distances: each sample is its features' logarithms (of 1 plus the value) times `weights`, and
         the logarithm of OP_LP / OP_FP32.
+    reach
+        Where it is above 0, all samples predict, as the mean of a Gaussian process of that length scale
+        (Matérn, 3/2): each sample ends with its coefficient, not with a ratio.
+    center
+        Logarithm of the ratio far from all samples.
     """
 
     features: tuple[str, ...]
@@ -34,6 +39,8 @@ class OpModel:
     sigma_us: float
     ratios: tuple[float, float] | None = None
     samples: tuple[tuple[float, ...], ...] = ()
+    reach: float = 0.0
+    center: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse models that cannot predict."""
@@ -42,6 +49,8 @@ class OpModel:
             raise ValueError(f"ratios are {self.ratios}, and must be positive and in order")
         if any(len(sample) != len(self.features) + 1 for sample in self.samples):
             raise ValueError("a sample needs a number for each feature, and one for its ratio")
+        if not (0 <= self.reach < math.inf and math.isfinite(self.center)):
+            raise ValueError(f"reach is {self.reach} and center {self.center}: a length and a number")
 
     def reads(self, events: Mapping[str, float]) -> bool:
         """Whether all its features are among the events."""
@@ -50,17 +59,21 @@ class OpModel:
     def low_us(self, fp32_us: float, events: Mapping[str, float]) -> float:
         """Predict the low-precision time of a node from its FP32 time and events."""
         if self.samples:
-            return fp32_us * self._nearby({**events, TIME: fp32_us})
-        events = {**events, TIME: 1.0}
-        factor = sum(w * events[name] for name, w in zip(self.features, self.weights, strict=True))
-        predicted = fp32_us * factor + self.sigma_us
+            predicted = fp32_us * self._nearby({**events, TIME: fp32_us})
+        else:
+            events = {**events, TIME: 1.0}
+            factor = sum(w * events[name] for name, w in zip(self.features, self.weights, strict=True))
+            predicted = fp32_us * factor + self.sigma_us
         if self.ratios is None:
             return predicted
         return min(max(predicted, fp32_us * self.ratios[0]), fp32_us * self.ratios[1])
 
     def _nearby(self, events: Mapping[str, float]) -> float:
-        """Mean ratio of the nearest samples, of logarithms."""
+        """Mean ratio of the samples nearby, of logarithms."""
         here = position(self.features, self.weights, events)
+        if self.reach:
+            shares = (matern(math.dist(here, s[:-1]) / self.reach) * s[-1] for s in self.samples)
+            return math.exp(self.center + sum(shares))
         nearest = sorted((math.dist(here, sample[:-1]), sample[-1]) for sample in self.samples)[:NEAREST]
         shares = [1 / (distance + _AT_LEAST) for distance, _ in nearest]
         logarithms = zip(shares, (ratio for _, ratio in nearest), strict=True)
@@ -72,6 +85,18 @@ def position(
 ) -> tuple[float, ...]:
     """Say where a node lies among samples: its features' logarithms, weighted."""
     return tuple(w * math.log1p(events[name]) for name, w in zip(features, weights, strict=True))
+
+
+def matern(distance: float) -> float:
+    """Correlation of two samples (Matérn, 3/2), by their distance in length scales.
+
+    Examples
+    --------
+    >>> matern(0.0), round(matern(1.0), 3)
+    (1.0, 0.483)
+    """
+    scaled = math.sqrt(3) * distance
+    return (1 + scaled) * math.exp(-scaled)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -288,7 +288,7 @@ def _fit(
 ) -> tuple[tuple[OpEntry, ...], OpModel, TimeModel]:
     halves = {group: split(group_pairs) for group, group_pairs in pairs.items()}
     everything = [pair for fitted, _ in halves.values() for pair in fitted]
-    fitted_ones = [method for method in METHODS if not method.neighbours]  # of all samples: a file of them
+    fitted_ones = [method for method in METHODS if not method.keeps_samples]  # of all samples: a file of them
     general = fit_best([pair.sample for pair in everything], fitted_ones)
     if general is None:
         why = next(iter(failures.values()), "every node was too short to be timed")

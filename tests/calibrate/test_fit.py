@@ -101,6 +101,30 @@ def test_neighbours_predict_by_the_ratios_near_them() -> None:
     assert model.low_us(met.fp32_us, met.events) == pytest.approx(met.low_us, rel=0.1)
 
 
+def test_a_process_predicts_what_bends_smoothly_and_stays_within_the_ratios() -> None:
+    bent = samples(
+        60, lambda fp32_us, events: fp32_us * (0.5 + 1 / (1 + events["traffic"] / 3000)), noise=0.02
+    )
+    fitted, kept = split(bent)
+    by_name = {method.name: method for method in METHODS}
+    model = fit_op(fitted, (), by_name["process"])
+    assert accuracy(model, kept) > 0.97
+    assert accuracy(model, kept) > accuracy(fit_op(fitted, (), by_name["neighbours"]), kept)
+    assert (
+        max(map(abs, model.weights)) < 100
+    )  # an event that never changes tells nothing, also of other nodes
+    (low, high) = model.ratios or (0.0, 0.0)
+    far = {name: 1e9 * value for name, value in fitted[0].events.items()}
+    assert low <= model.low_us(1e9, far) / 1e9 <= high
+    assert model.low_us(1e9, far) / 1e9 == pytest.approx(math.exp(model.center), rel=0.2)
+
+
+def test_a_process_of_ratios_all_alike_is_that_ratio() -> None:
+    alike = samples(12, lambda fp32_us, _: 0.5 * fp32_us)
+    (process,) = (method for method in METHODS if method.process)
+    assert fit_op(alike, (), process).low_us(7.0, alike[0].events) == pytest.approx(3.5)
+
+
 def test_best_method_is_chosen_without_the_held_out_shapes() -> None:
     fitted, kept = split(samples(90, lambda fp32_us, _: 0.6 * fp32_us + 1, noise=0.01))
     best = fit_best(fitted)
