@@ -72,8 +72,8 @@ class OpModel:
         """Mean ratio of the samples nearby, of logarithms."""
         here = position(self.features, self.weights, events)
         if self.reach:
-            shares = (matern(math.dist(here, s[:-1]) / self.reach) * s[-1] for s in self.samples)
-            return math.exp(self.center + sum(shares))
+            weighted = (matern(math.dist(here, s[:-1]) / self.reach) * s[-1] for s in self.samples)
+            return math.exp(self.center + sum(weighted))
         nearest = sorted((math.dist(here, sample[:-1]), sample[-1]) for sample in self.samples)[:NEAREST]
         shares = [1 / (distance + _AT_LEAST) for distance, _ in nearest]
         logarithms = zip(shares, (ratio for _, ratio in nearest), strict=True)
