@@ -151,8 +151,8 @@ def _neighbours(samples: Sequence[Sample]) -> OpModel:
 def _process(samples: Sequence[Sample]) -> OpModel:
     """Fit a Gaussian process to the logarithms of ratios: length scale and noise of greatest likelihood."""
     near = _neighbours(samples)
-    rows = np.asarray(near.samples)
-    places, logs = rows[:, :-1], rows[:, -1]
+    table = np.asarray(near.samples)
+    places, logs = table[:, :-1], table[:, -1]
     center, far = float(logs.mean()), np.linalg.norm(places[:, None] - places[None], axis=2)
     best: tuple[float, float, Floats] | None = None
     for reach in _REACHES:
@@ -167,10 +167,10 @@ def _process(samples: Sequence[Sample]) -> OpModel:
                 best = float(likelihood), reach, np.linalg.solve(factor.T, whitened)
     assert best is not None
     _, reach, coefficients = best
-    kept = zip(near.samples, coefficients, strict=True)
+    rows = zip(near.samples, coefficients, strict=True)
     return replace(
         near,
-        samples=tuple((*place[:-1], round(float(c), _DIGITS)) for place, c in kept),
+        samples=tuple((*place[:-1], round(float(c), _DIGITS)) for place, c in rows),
         reach=reach,
         center=round(center, _DIGITS),
     )
