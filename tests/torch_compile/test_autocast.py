@@ -57,9 +57,11 @@ def held_against_fp64(module: Any, run: Any, batches: list[Any], dtype: Any) -> 
         assert output.dtype == theirs.dtype == dtype or theirs.dtype == torch.float32 == output.dtype
         assert distance(found, expected) < 1.1 * distance(rounded, expected)
         assert distance([output], [true_output]) < 1.1 * distance([theirs], [true_output])
-        for ours, parameter, gradient in zip(found, module.parameters(), expected, strict=True):
+        each = zip(found, rounded, module.parameters(), expected, strict=True)
+        for ours, theirs, parameter, gradient in each:
             assert ours.dtype == parameter.dtype
-            assert distance([ours], [gradient]) < 0.1 or gradient.norm() < 1e-6
+            most = max(0.1, 1.1 * distance([theirs], [gradient]))  # a loss in BF16 has few values
+            assert distance([ours], [gradient]) < most or gradient.norm() < 1e-6
 
 
 @pytest.mark.parametrize("dtype", LOW)
@@ -119,11 +121,18 @@ def test_results_go_on_in_other_graphs() -> None:
     assert len(report(module).graphs) == 2
 
 
+def wide_perceptron() -> Any:
+    return nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.LayerNorm(1024), nn.Linear(1024, 256))
+
+
 @pytest.mark.skipif(bool(openvino_problem()), reason="OpenVINO is not installed")
-@pytest.mark.parametrize("name", ["perceptron", "encoder", "convolutions"])
+@pytest.mark.parametrize("name", ["perceptron", "encoder", "convolutions", "wide"])
 def test_in_openvino(name: str) -> None:
-    make, shape = MODULES[name]
+    make, shape = {**MODULES, "wide": (wide_perceptron, (256, 256))}[name]
     module = make()
-    run = compiled(module, runtime="openvino")
+    # Planned for a processor that has BF16, whatever this one has.
+    run = compiled(module, runtime="openvino", device="zen4")
     held_against_fp64(module, run, [batch_of(shape)], torch.bfloat16)
-    assert {graph.runtime for graph in report(module).graphs} == {"openvino"}
+    (graph,) = report(module).graphs
+    assert graph.runtime == "openvino"
+    assert graph.plan.low_nodes or name != "wide"
