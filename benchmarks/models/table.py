@@ -1,6 +1,7 @@
 """A table of models: one step for each configuration of each family, and the page of what is on record."""
 
 import gc
+import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ Build: TypeAlias = Callable[[], Case]
 Families: TypeAlias = Mapping[str, tuple[Mapping[str, Build], Callable[[Build], Row]]]
 """By name, the cases of a family, and what makes the row of one."""
 
+_INSTALLED_IN = re.compile(r"\S*site-packages/")
 _CODE = "campo_onnx"
 """What decides whether a result counts; a case that changes is done anew by removing its record."""
 
@@ -83,7 +85,8 @@ def collected(steps: list[Step], records: Records, *packages: str) -> Row:
             continue
         family, _, model = step.name.partition(".")
         result = known.get("result") or {"failed": known["failure"]}
-        rows.append({"family": family.replace("_", " "), "model": model, **result})
+        said = {key: _INSTALLED_IN.sub("", text) for key, text in result.items() if isinstance(text, str)}
+        rows.append({"family": family.replace("_", " "), "model": model, **result, **said})
     return {
         "made": made(*packages),
         "commit": commit(_CODE),
