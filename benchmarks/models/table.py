@@ -78,12 +78,14 @@ def _work(row: Callable[[Build], Row], build: Build, _: Call) -> Row:
 
 def collected(steps: list[Step], records: Records, *packages: str) -> Row:
     """Put together what is on record, with the versions of these packages."""
-    rows = []
+    rows: list[Row] = []
+    left: list[str] = []
     for step in steps:
         known = records.find(step.name)
-        if known is None or known["asked"] != step.asked_now({}):
-            continue
         family, _, model = step.name.partition(".")
+        if known is None or known["asked"] != step.asked_now({}):
+            left.append(model)
+            continue
         result = known.get("result") or {"failed": known["failure"]}
         said = {key: _INSTALLED_IN.sub("", text) for key, text in result.items() if isinstance(text, str)}
         rows.append({"family": family.replace("_", " "), "model": model, **result, **said})
@@ -92,13 +94,14 @@ def collected(steps: list[Step], records: Records, *packages: str) -> Row:
         "commit": commit(_CODE),
         "device": exactness.PLANNED_FOR,
         "rows": rows,
+        "left": left,
         "limit": exactness.LIMIT,
         "draws": exactness.DRAWS,
     }
 
 
 def make(claim: str, doc: str | None, work: str, families: Families, *packages: str) -> None:
-    """Do what is left to do of a table, write its page when it is whole, and end with the exit code."""
+    """Do what is left of a table; write its page when it is whole or asked for; end with the exit code."""
     parser = arguments(doc)
     add_arguments(parser, work)
     options = parser.parse_args()
@@ -106,6 +109,6 @@ def make(claim: str, doc: str | None, work: str, families: Families, *packages: 
 
     def write(records: Records) -> tuple[Path, ...]:
         found = collected(steps, records, *packages)
-        return publish(claim, found) if len(found["rows"]) == len(steps) else ()
+        return publish(claim, found) if options.report or not found["left"] else ()
 
     sys.exit(drive(steps, call_of(options), options, write))
