@@ -263,8 +263,8 @@ def _names(gm: torch.fx.GraphModule) -> dict[int, str]:
     names: dict[int, str] = {}
     for position, node in enumerate(n for n in gm.graph.nodes if n.op == "placeholder"):
         source = getattr(node.meta.get("grapharg"), "source", None)
-        found = getattr(source, "name", "")
-        path = str(found() if callable(found) else found)
+        own = getattr(source, "name", "")
+        path = str(own() if callable(own) else own)
         parts = [a or b for a, _, b in _PART.findall(path)]
         kind = next((k for _, k, _ in _PART.findall(path) if k), None)
         prefix = {"parameters": "param.", "buffers": "buf."}.get(kind or "", "input.")
