@@ -114,8 +114,10 @@ def planned(
     from campo_onnx.planning.auto_precision import choose_precision
     from campo_onnx.planning.pipeline import apply, decide, form_for, problem_of
 
-    imported = import_model(source, options.dims)
+    with working(f"reading {model.name}"):
+        imported = import_model(source, options.dims)
     view, form, problem, plan = imported.view, None, None, None
+    of_nodes = f"{model.name}, {len(view.nodes):,} nodes, for {options.target.name}"
     batches: dict[Path, Feeds] = {}
     if data.files:
         from campo_onnx.runtime.feeds import read_feeds
@@ -123,13 +125,14 @@ def planned(
         batches = {path: read_feeds(path, view) for path in data.files}
         options = replace(options, ranges={**measured_ranges(view, [*batches.values()]), **options.ranges})
     if auto_precision:
-        with working(f"choosing a low precision for {model.name} on {options.target.name}"):
+        with working(f"choosing a low precision of {of_nodes}"):
             choice = choose_precision(imported, options)
         print_note(f"{choice.low.name} was chosen. {choice.why}")
         options = replace(options, low=choice.low)
         form = choice.forms.get(choice.low)
         problem, plan = choice.problems.get(choice.low), choice.plans.get(choice.low)
-    form = form or form_for(imported, options)
+    with working(f"lowering {of_nodes}"):
+        form = form or form_for(imported, options)
     if data.safety is SafetyMode.DATA:
         from campo_onnx.emulation.data_safety import measure_safety
         from campo_onnx.emulation.drift import most_drift
@@ -139,6 +142,7 @@ def planned(
             safety = measure_safety(form, options, feeds, budget=data.budget, problem=problem, plan=plan)
         print_data_safety(safety, most_drift(options.low) if data.budget is None else data.budget)
         options, problem, plan = safety.applied_to(options), safety.problem, safety.plan
-    with working(f"planning {model.name} for {options.target.name}"):
+    with working(f"finding what stays FP32 in {of_nodes}"):
         problem = problem or problem_of(form, options)
+    with working(f"planning {of_nodes}"):
         return apply(plan or decide(problem, form, options), problem, form), options, batches

@@ -71,7 +71,7 @@ def probed(
         from campo_onnx.emulation.probe import probe
 
         batches = [Batch(path.name, feeds) for path, feeds in inputs.items()]
-        with working("trying the plan on data"):
+        with working(f"trying {len(optimized.plan.low_nodes):,} low nodes on data"):
             outcome = probe(optimized, options, batches, budget_s=wanted.probe_s)
     except DeviceUnavailableError as error:  # planning from public figures needs no runtime
         return optimized, options, (f"The plan was not tried on data: {error}",)

@@ -14,15 +14,20 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
 from PIL import Image
 from selenium import webdriver
 
+from campo_onnx.emulation.batches import draw_batches
 from campo_onnx.ir.importer import import_model
-from campo_onnx.runtime.feeds import synthesize
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
@@ -40,13 +45,13 @@ PARTS = {"report": ("", "modules-title"), "report-evidence": ("rules", "costs")}
 """Parts of the report, each from one element of the page (the top, where that is empty) to before another."""
 
 
-def visit(browser: Any, page: Path, width: int, scheme: str) -> None:
+def visit(browser: Any, address: str, width: int, scheme: str) -> None:
     """Show a page at a width, light or dark."""
     size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": width == TELEPHONE}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
-    browser.get(page.as_uri())
+    browser.get(address)
 
 
 def save(browser: Any, name: str, width: int, top: int, bottom: int) -> None:
@@ -59,6 +64,16 @@ def save(browser: Any, name: str, width: int, top: int, bottom: int) -> None:
     print(f"{target}, {target.stat().st_size / 1000:.0f} kB")
 
 
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Serve a folder to this machine, and give its address."""
+    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/index.html"
+        server.shutdown()
+
+
 def place_of(browser: Any, element: str) -> int:
     """First line of an element in the page."""
     script = "return document.getElementById(arguments[0]).getBoundingClientRect().top + window.scrollY"
@@ -68,7 +83,8 @@ def place_of(browser: Any, element: str) -> int:
 def write_report(folder: Path) -> Path:
     """Optimize the example, as a user does who has a batch."""
     shutil.copy(MODEL, folder)
-    np.savez(folder / "batch.npz", **synthesize(import_model(MODEL).view))
+    ordinary, *_ = draw_batches(import_model(MODEL).view)
+    np.savez(folder / "batch.npz", **ordinary.feeds)
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-m", "campo_onnx", *COMMAND.split()], cwd=folder, env=env, check=True)
     return folder / "report.html"
@@ -87,12 +103,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         page = write_report(Path(folder))
         for end, (width, scheme) in SHOTS.items():
-            visit(browser, page, width, scheme)
+            visit(browser, page.as_uri(), width, scheme)
             for part, (first, behind) in PARTS.items():
                 save(browser, part + end, width, place_of(browser, first), place_of(browser, behind))
     if asked.site is not None:
-        visit(browser, asked.site.resolve() / "index.html", DESKTOP, "light")
-        save(browser, "site", DESKTOP, 0, 1000)
+        with served(asked.site.resolve()) as address:  # opened as files, its pages hide the search
+            visit(browser, address, DESKTOP, "light")
+            save(browser, "site", DESKTOP, 0, 1000)
     browser.quit()
 
 
