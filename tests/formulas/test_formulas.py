@@ -20,6 +20,8 @@ WRONG_BY_RULES_ONCE = (
     ("science.lennard_jones", 19139),
     ("instruments.two_compartments", 41),
     ("instruments.two_compartments", 86),
+    ("instruments.volatility_smile", 3700250),
+    ("instruments.volatility_smile", 3700802),
 )
 
 

@@ -48,6 +48,7 @@ def close_differences(values: GraphValues, sums: Accumulated) -> Mapping[str, Ne
     - Of sums that have a term in common, which cancels.
     - Sums that add less than a rounding: nothing is left of the step in ``w - 0.001 * g``.
     - Of values close together far from zero, ``x + 500``, from their mean; their softmax and the largest.
+    - Of values that are divided by each other as well.
     - Of statistics of many values: two distances, two log-probabilities, 1 less a cosine.
     - Of functions of the same values: x - sin(x), k * log(r) - r.
     - Of data as it comes in, which nothing has rounded yet.
@@ -93,7 +94,8 @@ class _Close:
         if node.name in self._forward and varying:
             absorbs = self._forms.absorbs(node, 2.0 ** -(self._values.low.fraction_bits + 1))
             is_far = self._tells_apart_far_from_zero(node, varying)
-            if absorbs or meets or is_far or self._is_of_statistics(node, varying):
+            is_close = self._is_beside_quotient(node, varying) or self._is_of_statistics(node, varying)
+            if absorbs or meets or is_far or is_close:
                 need = Need(is_place=True) if meets and self._functions.is_remainder(node) else EXACT
             if self._is_statistic(node, varying):
                 self._statistics.update(t for t in node.outputs if t)
@@ -101,6 +103,13 @@ class _Close:
         if varying and self._of_data.issuperset(varying) and self._functions.are_placed(node):
             self._of_data.update(filter(view.is_float32, node.outputs))
         return need
+
+    def _is_beside_quotient(self, node: OpNode, varying: list[str]) -> bool:
+        """Whether values are subtracted that are divided by each other, too: ``(a - b) / log(a / b)``."""
+        if node.op.label != "Sub" or len(varying) != 2:
+            return False
+        readers = (self._view.node[use.node] for use in self._view.consumers[varying[0]])
+        return any(one.op.label == "Div" and {*one.inputs} == {*varying} for one in readers)
 
     def _tells_apart_far_from_zero(self, node: OpNode, varying: list[str]) -> bool:
         """Whether values that lie close together, far from zero, are centered or told apart: ``x + 500``."""
