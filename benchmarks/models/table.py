@@ -1,7 +1,6 @@
 """A table of models: one step for each configuration of each family, and the page of what is on record."""
 
 import gc
-import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -20,7 +19,6 @@ Build: TypeAlias = Callable[[], Case]
 Families: TypeAlias = Mapping[str, tuple[Mapping[str, Build], Callable[[Build], Row]]]
 """By name, the cases of a family, and what makes the row of one."""
 
-_INSTALLED_IN = re.compile(r"\S*site-packages/")
 _CODE = "campo_onnx"
 """What decides whether a result counts; a case that changes is done anew by removing its record."""
 
@@ -87,8 +85,7 @@ def collected(steps: list[Step], records: Records, *packages: str) -> Row:
             left.append(model)
             continue
         result = known.get("result") or {"failed": known["failure"]}
-        said = {key: _INSTALLED_IN.sub("", text) for key, text in result.items() if isinstance(text, str)}
-        rows.append({"family": family.replace("_", " "), "model": model, **result, **said})
+        rows.append({"family": family.replace("_", " "), "model": model, **result})
     return {
         "made": made(*packages),
         "commit": commit(_CODE),
