@@ -10,7 +10,7 @@ from campo_onnx.hardware.processor import BF16_UNITS, this_processor
 from campo_onnx.ops.precision import low_precisions
 from campo_onnx.runtime.gpu import visible_gpu
 from campo_onnx.runtime.machine import DEFAULT, cores, cpu_name
-from campo_onnx.runtime.registry import AUTO, runtime_called, runtimes
+from campo_onnx.runtime.registry import AUTO, runtime_called, runtimes_for
 from campo_onnx.targets.target import Target
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def this_cpu(runtime: str, threads: int = 0) -> Target:
 
 def cpu_with_low_precision() -> Target | None:
     """Find this machine's CPU with an installed runtime that computes in a low precision on it."""
-    for runtime in runtimes():
+    for runtime in runtimes_for(CPU):
         here = this_cpu(runtime.name)
         if not runtime.problem("cpu") and any(map(here.computes_in, low_precisions())):
             return here

@@ -18,6 +18,7 @@ from campo_onnx.runtime.api import Support
 from campo_onnx.runtime.onnxruntime.runtime import OnnxRuntime
 from campo_onnx.runtime.overhead import Overhead
 from campo_onnx.runtime.registry import processor_for, runtimes
+from campo_onnx.targets.detect import cpu_with_low_precision
 from campo_onnx.targets.target import Target, target
 
 H200 = target("h200")
@@ -139,3 +140,9 @@ def test_forms_are_chosen_by_the_figures_of_the_cpu() -> None:
 
 def test_a_runtime_without_figures_has_those_of_the_default() -> None:
     assert target("zen4", "openvino").cpu_kernels == target("cpu").cpu_kernels == target("zen4").cpu_kernels
+
+
+def test_a_cpu_is_asked_of_runtimes_for_cpus_alone(monkeypatch) -> None:
+    for kind in {type(runtime) for runtime in runtimes()}:
+        monkeypatch.setattr(kind, "problem", lambda self, processor: "absent")
+    assert cpu_with_low_precision() is None
