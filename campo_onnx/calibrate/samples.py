@@ -20,8 +20,10 @@ from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import FLOAT, Signature, make_signature
 
 OPSET = 20
-_SMALLEST_ELEMENTS = 512
 _TRIES = 200
+
+SMALLEST_ELEMENTS = 512
+"""Elements of the smallest nodes that are drawn: nothing is learned of smaller ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +68,7 @@ def _drawn(label: str, draw: Generator, sampling: Sampling) -> tuple[Signature, 
         if len(drawn) == sampling.count:
             break
         largest = sampling.largest_bytes / Precision.FP32.itemsize_bytes / 2
-        target = math.exp(generator.uniform(math.log(_SMALLEST_ELEMENTS), math.log(largest)))
+        target = math.exp(generator.uniform(math.log(SMALLEST_ELEMENTS), math.log(largest)))
         signature = _signature(label, draw(generator, target))
         if signature.nbytes <= sampling.largest_bytes and work_of(signature).flops <= sampling.largest_flops:
             drawn.setdefault(signature.key, signature)
@@ -75,7 +77,7 @@ def _drawn(label: str, draw: Generator, sampling: Sampling) -> tuple[Signature, 
 
 def cast_samples(count: int, largest_elements: int, low: Precision) -> Iterator[tuple[int, Signature]]:
     """Casts in both directions over log-spaced numbers of elements, as the paper sweeps them."""
-    for size in np.geomspace(_SMALLEST_ELEMENTS, largest_elements, count):
+    for size in np.geomspace(SMALLEST_ELEMENTS, largest_elements, count):
         elements = round(size)
         for source, target in ((FLOAT, low.onnx_dtype), (low.onnx_dtype, FLOAT)):
             yield (

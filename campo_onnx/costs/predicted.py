@@ -1,5 +1,6 @@
 """Predict the costs of a graph from a calibration: the paper's way (Campo, 4.2)."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -7,6 +8,7 @@ from campo_onnx.calibrate.calibration import Calibration, OpEntry
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.calibrate.in_step import Part
 from campo_onnx.calibrate.run import takes_tensor_cores
+from campo_onnx.calibrate.samples import SMALLEST_ELEMENTS
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.costs.parts import parts_of, relaid
 from campo_onnx.costs.table import CostTable, NodeCost
@@ -118,8 +120,10 @@ class CostModel:
         if entry is not None and entry.with_counters is not None and entry.with_counters.reads(events):
             model = entry.with_counters
         low_us = model.low_us(fp32_us, events)
-        if not calibration.target.computes_in(calibration.precision):
-            low_us = max(low_us, fp32_us)  # FP32 kernels between Casts: as where nodes are measured
+        # Without arithmetic there are FP32 kernels between Casts. Nothing was learned of nodes smaller than
+        # all samples: no gain is counted on there.
+        if not calibration.target.computes_in(calibration.precision) or _is_small(signature):
+            low_us = max(low_us, fp32_us)
         return NodeCost(
             node=node,
             fp32_us=fp32_us,
@@ -135,6 +139,11 @@ class CostModel:
     def _fp32_us(self, signature: Signature, entry: OpEntry | None) -> float:
         time = entry.time if entry is not None else self.calibration.general_time
         return time.fp32_us(static_events(signature, self.calibration.hardware))
+
+
+def _is_small(signature: Signature) -> bool:
+    elements = (math.prod(operand.shape or ()) for operand in signature.operands if operand.dtype)
+    return max(elements, default=0) < SMALLEST_ELEMENTS
 
 
 def _fixed(node: str, time_us: float, source: CostSource) -> NodeCost:

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 
 from campo_onnx.calibrate.calibration import Calibration, load_calibration
 from campo_onnx.calibrate.in_step import ALONE, InStep
+from campo_onnx.calibrate.op_model import OpModel
 from campo_onnx.calibrate.run import Workload, calibrate
 from campo_onnx.calibrate.samples import Sampling, samples_of
 from campo_onnx.costs.evidence import CostSource
@@ -24,9 +25,10 @@ from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.one_node import NODE, one_node_view
 from campo_onnx.measure.store import Store
 from campo_onnx.ops.facts import moved_bytes, ports_of, work_of
+from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import Ports, lowered
 from campo_onnx.ops.precision import Precision
-from campo_onnx.ops.signature import Signature
+from campo_onnx.ops.signature import FLOAT, Signature, make_signature
 from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.timing import Timing
 from campo_onnx.targets.target import target
@@ -243,6 +245,20 @@ def test_a_change_of_layout_costs_a_transpose(calibration: Calibration) -> None:
     )
     assert known.fp32_us == known.low_us == calibration.host_us
     assert calibration.host_us < layouts.low_us < layouts.fp32_us
+
+
+def test_nothing_smaller_than_all_samples_is_predicted_to_gain(calibration: Calibration) -> None:
+    """The model of products says half the time, whatever the size."""
+    halved = OpModel(features=("time",), weights=(0.5,), sigma_us=0.0)
+    entries = tuple(replace(entry, model=halved) for entry in calibration.entries)
+    model = CostModel(replace(calibration, general=halved, entries=entries))
+    for size, gains in ((4, False), (22, False), (23, True)):
+        product = make_signature(
+            OpKey("", "MatMul"), inputs=[(FLOAT, (size, size))] * 2, outputs=[(FLOAT, (size, size))], opset=20
+        )
+        own = {NODE: ports_of(product, Precision.FP16)}
+        cost = model.predict(one_node_view(product), own).nodes[NODE]
+        assert (cost.low_us < cost.fp32_us) is gains
 
 
 def test_prediction_agrees_with_the_machine_it_was_fitted_to(calibration: Calibration) -> None:
