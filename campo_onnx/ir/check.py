@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto
 
@@ -20,12 +21,13 @@ _FAULT = re.compile(r"\[(?:Type|Shape)InferenceError\] ([^\[]*)")
 _MISSING_TYPE = re.compile(
     r"Input \d+ expected to have type but instead is null|Mismatched type: .*declared=0"
 )
+_MESSAGE, _TEXT = FieldDescriptor.TYPE_MESSAGE, FieldDescriptor.TYPE_STRING
 _LARGE_BYTES = 1024  # smaller ones stay: their values may be shapes that inference needs
 
 
 def refuse_broken_text(model: ModelProto, title: str) -> None:
     """Make sure that names are text: protobuf hands out bytes where a file holds no UTF-8."""
-    broken = next((text for text in _texts(model) if isinstance(text, bytes)), None)
+    broken = next(_texts_as_bytes(model), None)
     if broken is not None:
         raise ModelError(
             f"{title} is not a valid ONNX model",
@@ -34,14 +36,16 @@ def refuse_broken_text(model: ModelProto, title: str) -> None:
         )
 
 
-def _texts(message: Message) -> Iterator[str | bytes]:
-    for field, value in message.ListFields():
-        values = value if field.is_repeated else (value,)
-        if field.type == field.TYPE_STRING:
-            yield from values
-        elif field.type == field.TYPE_MESSAGE:
-            for inner in values:
-                yield from _texts(inner)
+def _texts_as_bytes(model: ModelProto) -> Iterator[bytes]:
+    pending: list[Message] = [model]
+    while pending:
+        for field, value in pending.pop().ListFields():
+            kind = field.type
+            if kind == _MESSAGE:
+                pending += value if field.is_repeated else (value,)
+            elif kind == _TEXT:
+                texts = value if field.is_repeated else (value,)
+                yield from (text for text in texts if isinstance(text, bytes))
 
 
 def check_given(model: ModelProto, title: str) -> None:

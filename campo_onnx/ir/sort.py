@@ -7,6 +7,8 @@ import onnx
 
 from campo_onnx.errors import ModelError
 
+_GRAPH, _GRAPHS = onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS
+
 
 def name_nodes(graph: onnx.GraphProto) -> None:
     """Give every node of `graph` a name of its own, in place; the first of several keeps it.
@@ -145,10 +147,12 @@ def with_bodies(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
             yield from with_bodies(body.node)
 
 
-def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """Yield the graphs that are attributes of a node."""
+def bodies(node: onnx.NodeProto) -> Sequence[onnx.GraphProto]:
+    """The graphs that are attributes of a node."""
+    graphs: list[onnx.GraphProto] = []
     for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            yield attribute.g
-        elif attribute.type == onnx.AttributeProto.GRAPHS:
-            yield from attribute.graphs
+        if attribute.type == _GRAPH:
+            graphs.append(attribute.g)
+        elif attribute.type == _GRAPHS:
+            graphs += attribute.graphs
+    return graphs

@@ -5,7 +5,8 @@ one of some nodes is low and one of some nodes is FP32*, which can be evaluated 
 and is an arc of a network as well.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
@@ -47,10 +48,10 @@ class PossibleCast:
     if_fp32: tuple[str, ...] | None
     cast_us: float
 
-    def is_there(self, low: Collection[str]) -> bool:
+    def is_there(self, low: AbstractSet[str]) -> bool:
         """Whether it is there when exactly the nodes in `low` are low."""
-        return (self.if_low is None or any(name in low for name in self.if_low)) and (
-            self.if_fp32 is None or any(name not in low for name in self.if_fp32)
+        return (self.if_low is None or not low.isdisjoint(self.if_low)) and (
+            self.if_fp32 is None or not all(map(low.__contains__, self.if_fp32))
         )
 
 
@@ -137,25 +138,29 @@ class CastSite:
                 kind=CastKind.EXISTING, node=node, if_low=None, if_fp32=stays_while, cast_us=cast_us
             )
 
-    def new_cast(self, low: Collection[str]) -> PossibleCast | None:
+    def new_cast(self, low: AbstractSet[str]) -> PossibleCast | None:
         """The Cast that `low` makes necessary here; there is never more than one."""
-        new = (cast for cast in self.casts if cast.kind is not CastKind.EXISTING)
-        return next((cast for cast in new if cast.is_there(low)), None)
+        for cast in self.casts:
+            if cast.kind is not CastKind.EXISTING and cast.is_there(low):
+                return cast
+        return None
 
-    def new_cast_us(self, low: Collection[str]) -> float:
+    def new_cast_us(self, low: AbstractSet[str]) -> float:
         """Time of that Cast, or 0."""
         cast = self.new_cast(low)
         return 0.0 if cast is None else cast.cast_us
 
-    def dropped(self, low: Collection[str]) -> tuple[PossibleCast, ...]:
+    def dropped(self, low: AbstractSet[str]) -> tuple[PossibleCast, ...]:
         """Existing Casts that nobody needs any more."""
+        if self.existing is None:
+            return ()
         return tuple(c for c in self.casts if c.kind is CastKind.EXISTING and not c.is_there(low))
 
-    def is_made_low(self, low: Collection[str]) -> bool:
+    def is_made_low(self, low: AbstractSet[str]) -> bool:
         """Whether the node that makes it makes it low."""
         return self.is_retyped(low) or (self.producer is not None and self.producer in low)
 
-    def is_retyped(self, low: Collection[str]) -> bool:
+    def is_retyped(self, low: AbstractSet[str]) -> bool:
         """Whether a Cast from another type makes it low, as all that read it are low."""
         is_wanted_low = not self.needs_fp32 and bool(self.consumers)
         return self.retyped is not None and is_wanted_low and all(name in low for name in self.consumers)

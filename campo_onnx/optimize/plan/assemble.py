@@ -1,7 +1,7 @@
 """From a strategy's answer to a plan: every change of the graph, with its price."""
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 
 from campo_onnx.ir.view import TensorKind, Use
@@ -65,6 +65,7 @@ class _Planning:
         problem, node = self.problem, self.view.node[name]
         verdict = problem.fixed.get(name) or self.assignment.verdicts[name]
         ports, cost = problem.ports[name], problem.costs.nodes[name]
+        sites = problem.sites_of(name)
         is_low = name in self.low or name in self.retyped
         if name in self.retyped:
             verdict = Reason.READERS.of()
@@ -77,8 +78,8 @@ class _Planning:
             facts=verdict.facts,
             fp32_us=cost.fp32_us,
             gain_us=cost.gain_us,
-            cast_us=sum(cast_us.get(site.tensor, 0.0) for site in problem.sites_of(name)),
-            other_cast_us=self._other_cast_us(name),
+            cast_us=sum(cast_us.get(site.tensor, 0.0) for site in sites),
+            other_cast_us=self._other_cast_us(name, sites),
             low_inputs=_in_order(ports.low_inputs) if is_low else (),
             low_outputs=_in_order(ports.low_outputs) if is_low else (),
             attribute=(ports.attribute or "") if is_low else "",
@@ -88,12 +89,10 @@ class _Planning:
             source=node.origin.source,
         )
 
-    def _other_cast_us(self, name: str) -> float | None:
+    def _other_cast_us(self, name: str, sites: Sequence[CastSite]) -> float | None:
         if not self.problem.is_free(name) or self.problem.op_class(name) not in MAY_BE_LOW:
             return None
-        return math.fsum(
-            cast.turned_us(name) for site in self.problem.sites_of(name) for cast in self._counted(site)
-        )
+        return math.fsum(cast.turned_us(name) for site in sites for cast in self._counted(site))
 
     def _counted(self, site: CastSite) -> tuple["_CountedCast", ...]:
         if site.tensor not in self._casts_of:
@@ -108,17 +107,18 @@ class _Planning:
 
     def _followed(self, name: str) -> Iterator[int]:
         """Positions of inputs that the node reads in whatever precision is there, where that is low."""
-        node = self.view.node[name]
-        for position, tensor in enumerate(node.inputs):
+        any_inputs = self.problem.ports[name].any_inputs
+        for position, tensor in enumerate(self.view.node[name].inputs):
             site = self.problem.sites.get(tensor)
-            if site is None:
+            is_any = position in any_inputs
+            if site is None or (site.existing is None and not is_any):
                 continue
             existing = site.existing
             dropped = [cast.node for cast in site.dropped(self.low)]
             if existing is not None and name in existing.copies and name not in dropped:
                 # A copy that keeps its name casts from low to low where there is no FP32 version.
                 follows = site.is_made_low(self.low)
-            elif position in self.problem.ports[name].any_inputs:
+            elif is_any:
                 gone = existing is not None and existing.is_source and existing.cast in dropped
                 follows = gone or (site.is_made_low(self.low) and site.new_cast(self.low) is None)
             else:
