@@ -20,7 +20,7 @@ from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.machine import DEFAULT, Machine
 from campo_onnx.runtime.registry import machine, processor_for
-from campo_onnx.targets.detect import ROUGH_CPUS, target_of
+from campo_onnx.targets.detect import target_of
 from campo_onnx.targets.target import Target
 
 if TYPE_CHECKING:  # it needs polars, which a slim install has not
@@ -110,7 +110,7 @@ def this_machine(target: Target, threads: int = 0) -> Machine:
     here = machine(processor_for(target.hardware.processor, name), threads, name)
     is_gpu = target.hardware.is_gpu
     own = datasheet.matching(here.device) if is_gpu else target_of(here).hardware
-    is_any_cpu = not is_gpu and (target.name in ROUGH_CPUS or target.name not in datasheet.devices())
+    is_any_cpu = not is_gpu and (target.name in datasheet.ROUGH_CPUS or target.name not in datasheet.devices())
     if is_any_cpu or (own is not None and own.name == target.name):
         return here
     raise DeviceMismatchError(

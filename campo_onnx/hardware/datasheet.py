@@ -1,7 +1,7 @@
 """Devices known from public figures alone: nothing has to be plugged in."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cache
@@ -13,11 +13,17 @@ from typing import TypeVar
 from campo_onnx.codec import DecodeError, from_plain, from_toml
 from campo_onnx.errors import ProfileError, UsageError, did_you_mean
 from campo_onnx.hardware.hardware import Efficiency, Hardware
-from campo_onnx.hardware.processor import Processor, ProcessorKind
+from campo_onnx.hardware.processor import BF16_UNITS, Processor, ProcessorKind
 
 TERA = 1e12
 GIGA = 1e9
 MIB = 2**20
+
+CPU = "cpu"
+"""The device that stands for any CPU."""
+
+ROUGH_CPUS = (CPU, "cpu_bf16", "cpu_amx")
+"""Devices that are no particular CPU."""
 
 T = TypeVar("T")
 
@@ -232,18 +238,32 @@ def matching_processor(processor: Processor, cores: int) -> Hardware | None:
     """
     for name, sheet in _catalogue().sheets.items():
         if any(kind.includes(processor) for kind in sheet.processors):
-            core_bytes_per_s = assumptions(name)["core_gb_per_s"].value * GIGA
-            has_bf16 = sheet.bf16_feature in processor.features
-            return _some_cores(device(name), cores, core_bytes_per_s, has_bf16=has_bf16)
+            return _some_cores(name, cores, has_bf16=sheet.bf16_feature in processor.features)
     return None
 
 
-def _some_cores(socket: Hardware, cores: int, core_bytes_per_s: float, *, has_bf16: bool) -> Hardware:
+def rough_processor(features: Set[str], cores: int) -> Hardware:
+    """Figures of a CPU of which only the instruction sets are told: the device that stands for CPUs with them.
+
+    Examples
+    --------
+    >>> rough_processor({"avx512_bf16", "amx_bf16"}, cores=2).name
+    'cpu_amx'
+    """
+    if "amx_bf16" in features:
+        return _some_cores("cpu_amx", cores, has_bf16=True)
+    if features & BF16_UNITS:
+        return _some_cores("cpu_bf16", cores, has_bf16=True)
+    return device(CPU)
+
+
+def _some_cores(name: str, cores: int, *, has_bf16: bool) -> Hardware:
     """Scale a socket's figures to the cores of a machine.
 
     Peaks grow with cores. A few cores draw from memory what each draws by itself, many share the socket's
     channels. The BF16 peak is left out where the instruction set is missing; a hypervisor may hide it.
     """
+    socket, core_bytes_per_s = device(name), assumptions(name)["core_gb_per_s"].value * GIGA
     share = cores / socket.sm_count
     bf16 = socket.bf16_tensor_flops_per_s if has_bf16 else None
     return replace(

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 
 from campo_onnx.errors import DeviceUnavailableError
 from campo_onnx.hardware import datasheet
+from campo_onnx.hardware.datasheet import CPU, ROUGH_CPUS
 from campo_onnx.hardware.hardware import Hardware
-from campo_onnx.hardware.processor import BF16_UNITS, this_processor
+from campo_onnx.hardware.processor import this_processor
 from campo_onnx.ops.precision import low_precisions
 from campo_onnx.runtime.gpu import visible_gpu
 from campo_onnx.runtime.machine import DEFAULT, cores, cpu_name
@@ -15,15 +16,6 @@ from campo_onnx.targets.target import Target
 
 if TYPE_CHECKING:
     from campo_onnx.runtime.machine import Machine
-
-CPU = "cpu"
-"""The device that stands for any CPU."""
-
-CPU_WITH_BF16 = "cpu_bf16"
-"""The device that stands for any CPU with BF16 units."""
-
-ROUGH_CPUS = (CPU, CPU_WITH_BF16)
-"""Devices that are no particular CPU."""
 
 FALLBACK = "h200"
 """Planned for where no GPU of known figures is in the machine."""
@@ -97,10 +89,9 @@ def cpu_figures(threads: int) -> Hardware:
     processor = this_processor()
     if processor is None:
         return datasheet.device(CPU)
-    hardware = datasheet.matching_processor(processor, threads)
-    if hardware is None:
-        hardware = datasheet.device(CPU_WITH_BF16 if processor.features & BF16_UNITS else CPU)
-    return hardware
+    return datasheet.matching_processor(processor, threads) or datasheet.rough_processor(
+        processor.features, threads
+    )
 
 
 def _named(name: str) -> tuple[Hardware, str]:

@@ -27,7 +27,7 @@ class Here:
 
     cpu: str
     cores: int
-    device: str  # the device file of the CPU; "cpu" or "cpu_bf16" if none describes it
+    device: str  # the device file of the CPU; one of ROUGH_CPUS if none describes it
     units: tuple[str, ...]  # instruction sets with low-precision products
     gpu: str  # the first; empty without one
     runtimes: tuple[InstalledRuntime, ...]

@@ -27,6 +27,7 @@ def test_the_devices_there_are() -> None:
     gpus = ["v100", "rtx2080ti", "t4", "a100", "l4", "rtx4090", "h100", "h200", "arc_a770", "arc_b580"]
     cpus = [
         "cpu",
+        "cpu_amx",
         "cpu_bf16",
         "granite_rapids",
         "neoverse_v1",

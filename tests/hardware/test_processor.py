@@ -100,9 +100,9 @@ def test_units_that_a_hypervisor_hides_are_not_planned_for() -> None:
 
 def test_every_cpu_with_bf16_units_tells_how_it_is_recognised(folder: Path) -> None:
     cpus = {name for name, d in devices().items() if not d.is_gpu and d.tensor_flops_per_s(Precision.BF16)}
-    assert {name for name, sheet in read_catalogue(folder).sheets.items() if sheet.processors} == cpus - {
-        "cpu_bf16"
-    }
+    told_by_features = {"cpu_amx", "cpu_bf16"}
+    sheets = read_catalogue(folder).sheets
+    assert {name for name, sheet in sheets.items() if sheet.processors} == cpus - told_by_features
     path = folder / "zen4.toml"
     path.write_text(path.read_text().replace('bf16_feature = "avx512_bf16"', ""))
     with pytest.raises(ProfileError, match="needs bf16_feature"):
@@ -158,11 +158,21 @@ def test_an_unknown_cpu_is_a_rough_one_without_units(monkeypatch: pytest.MonkeyP
         assert "no figures of" in note
 
 
-def test_an_unknown_cpu_with_units_is_planned_for_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    ryzen = parse_cpuinfo(cpuinfo("AuthenticAMD", 25, 97, "avx512_bf16"))
-    monkeypatch.setattr(detect, "this_processor", lambda: ryzen)
+@pytest.mark.parametrize(
+    ("processor", "name"),
+    [
+        (("AuthenticAMD", 25, 97, "avx512_bf16"), "cpu_bf16"),
+        (("GenuineIntel", 6, 167, "avx512_bf16 amx_bf16"), "cpu_amx"),  # as a hypervisor shows it
+        (("0x41", 8, 0xD81, "bf16"), "cpu_bf16"),
+    ],
+)
+def test_an_unknown_cpu_with_units_is_planned_for_in_bf16(
+    processor: tuple[str, int, int, str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detect, "this_processor", lambda: parse_cpuinfo(cpuinfo(*processor)))
+    monkeypatch.setattr(detect, "cores", lambda: 2)
     chosen, note = resolve_target("auto", "openvino")
-    assert (chosen.name, chosen.computes_in(Precision.BF16)) == ("cpu_bf16", True)
+    assert (chosen.name, chosen.hardware.sm_count, chosen.computes_in(Precision.BF16)) == (name, 2, True)
     assert "no figures of" in note
 
 
