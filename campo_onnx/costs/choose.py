@@ -110,7 +110,9 @@ def this_machine(target: Target, threads: int = 0) -> Machine:
     here = machine(processor_for(target.hardware.processor, name), threads, name)
     is_gpu = target.hardware.is_gpu
     own = datasheet.matching(here.device) if is_gpu else target_of(here).hardware
-    is_any_cpu = not is_gpu and (target.name in datasheet.ROUGH_CPUS or target.name not in datasheet.devices())
+    is_any_cpu = not is_gpu and (
+        target.name in datasheet.ROUGH_CPUS or target.name not in datasheet.devices()
+    )
     if is_any_cpu or (own is not None and own.name == target.name):
         return here
     raise DeviceMismatchError(

@@ -243,7 +243,7 @@ def matching_processor(processor: Processor, cores: int) -> Hardware | None:
 
 
 def rough_processor(features: Set[str], cores: int) -> Hardware:
-    """Figures of a CPU of which only the instruction sets are told: the device that stands for CPUs with them.
+    """Find the device that stands for CPUs with some instruction sets, with the figures of as many cores.
 
     Examples
     --------
