@@ -49,11 +49,9 @@ def print_devices(devices: Sequence["Knowledge"], form: TableFormat = TableForma
 def print_machine(here: "Here") -> None:
     """Print what this machine has: processors, low-precision units, runtimes."""
     console = stdout()
-    units = ", ".join(here.units) or "no low-precision units"
     planned_as = f"planned for as {here.device}"
-    console.print(
-        escape(f"This machine: {here.cpu}, {here.cores} cores, {units}; {planned_as}."), soft_wrap=True
-    )
+    console.print(escape(f"This machine: {here.cpu}, {here.cores} cores; {planned_as}."), soft_wrap=True)
+    console.print(f"Low-precision units: {', '.join(here.units) or 'none'}.", soft_wrap=True)
     if here.gpu:
         console.print(escape(f"GPU: {here.gpu}."), soft_wrap=True)
     for runtime in here.runtimes:
