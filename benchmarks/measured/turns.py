@@ -14,6 +14,7 @@ from benchmarks.measured.sides import IN_FP32, MODULE, Worker
 from benchmarks.pages import made
 from benchmarks.steps import StepError
 from campo_onnx.bench.statistics import MIN_SAMPLES
+from campo_onnx.hardware.processor import this_processor
 from campo_onnx.runtime.machine import cores, cpu_name
 
 Facts = dict[str, Any]
@@ -157,11 +158,13 @@ def here() -> Facts:
 
     governor = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
     units = openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    processor = this_processor()
+    tiles = " with AMX" if processor is not None and "amx_bf16" in processor.features else ""
     return {
         "made": made("torch", "openvino", "transformers"),
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {
-            "cpu": cpu_name(),
+            "cpu": cpu_name() + tiles,
             "cores": cores(),
             "units": [unit for unit in units if unit in ("FP32", "BF16", "FP16", "INT8")],
             "governor": governor.read_text(encoding="ascii").strip() if governor.is_file() else "not told",
