@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 
-from campo_onnx.costs.table import CostTable
+from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.ir.memo import remembered
 from campo_onnx.ir.view import CAPTURE, FLOAT, GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import CAST
@@ -169,8 +169,9 @@ class CastSite:
 def cast_sites(
     view: GraphView,
     ports: Mapping[str, Ports],
-    costs: CostTable,
     precision: Precision,
+    cast: CastModel,
+    node_us: Mapping[str, float],
     factors: Mapping[str, float] = MappingProxyType({}),
 ) -> Mapping[str, CastSite]:
     """List the tensors around which Casts may be needed, by name.
@@ -179,6 +180,8 @@ def cast_sites(
 
     Parameters
     ----------
+    node_us
+        Times of nodes as given: those of Casts count.
     factors
         What a Cast of a tensor costs in Casts, where that is not one.
     """
@@ -209,8 +212,8 @@ def cast_sites(
                 needs_fp32=needs_fp32,
                 existing=version,
                 retyped=follows.get(tensor) if version is None else None,
-                cast_us=costs.cast.cast_us(info.elements or 0) * factors.get(tensor, 1.0),
-                existing_us={name: costs.nodes[name].fp32_us for name in _can_go(version, view)} or _NONE_US,
+                cast_us=cast.cast_us(info.elements or 0) * factors.get(tensor, 1.0),
+                existing_us={name: node_us[name] for name in _can_go(version, view)} or _NONE_US,
             )
     return MappingProxyType(sites)
 

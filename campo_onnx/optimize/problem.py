@@ -127,7 +127,8 @@ class Problem:
     @cached_property
     def sites(self) -> Mapping[str, CastSite]:
         """Every tensor around which Casts may be needed, by name."""
-        return cast_sites(self.view, self.ports, self.costs, self.low, self.cast_factors)
+        node_us = {name: cost.fp32_us for name, cost in self.costs.nodes.items()}
+        return cast_sites(self.view, self.ports, self.low, self.costs.cast, node_us, self.cast_factors)
 
     @cached_property
     def tainted(self) -> frozenset[str]:
