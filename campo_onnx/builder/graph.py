@@ -114,11 +114,6 @@ class Graph:
         ----------
         op_type
             A standard operator, or one of ONNX Runtime's as ``"com.microsoft:FusedMatMul"``.
-
-        Raises
-        ------
-        onnx.shape_inference.InferenceError
-            If the inputs do not fit the operator: a bug of the caller.
         """
         while inputs and inputs[-1] is None:
             inputs = inputs[:-1]
@@ -251,13 +246,7 @@ class Graph:
         return stem if number == 0 else self._fresh(f"{stem}_{number}")
 
     def model(self, outputs: Mapping[str, Value], *, optional_inputs: frozenset[str]) -> onnx.ModelProto:
-        """Write the graph: only what the outputs need.
-
-        Parameters
-        ----------
-        outputs
-            Values by the name they have outside.
-        """
+        """Write the graph: only what the outputs need."""
         outputs = {name: self._own(value, name, outputs) for name, value in outputs.items()}
         names = {value.name: name for name, value in outputs.items()}
         outside = frozenset(names)

@@ -32,8 +32,6 @@ def mixed(g: Graph, x: Value, share: Value | float, y: Value, gate: Value) -> Va
 
     Parameters
     ----------
-    x, y
-        Tensors of one shape.
     share
         A number, or one for each row: for all axes but the last.
     gate

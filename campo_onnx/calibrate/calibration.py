@@ -26,16 +26,8 @@ class Scores:
 
     Parameters
     ----------
-    chosen
-        Of the model in use.
-    by_method
-        Of every way of fitting, ``paper`` among them.
     general
         Of one model for all operators.
-    roofline
-        Of the estimate from the device's figures.
-    fp32
-        Of the FP32 time predicted from shapes.
     with_counters
         Of the model that reads hardware counters, too; None without one.
     """
@@ -185,13 +177,5 @@ FORMAT = Format(
 
 
 def load_calibration(path: Path) -> Calibration:
-    """Read a calibration file.
-
-    Raises
-    ------
-    UsageError
-        If it does not exist or may not be read.
-    ProfileError
-        If it is not a calibration, damaged, or of a newer version.
-    """
+    """Read a calibration file."""
     return FORMAT.load(path)

@@ -67,13 +67,6 @@ def found_calibrations(
     ----------
     shipped
         Where shipped calibrations lie; None takes :func:`shipped_folder`.
-
-    Raises
-    ------
-    ProfileError
-        If a file is damaged, or of a newer version.
-    UsageError
-        If a file may not be read.
     """
     name = file_name(target, precision)
     own = user_folder() / name

@@ -60,8 +60,6 @@ class InStep:
     ----------
     factors
         By value of :class:`Part`; a part that is missing has the factor 1.
-    steps, graphs
-        How many measured steps of how many graphs they were fitted to.
     error, error_alone
         Mean relative error of predicted steps of graphs kept out of the fit, one graph at a time, with
         factors and without.

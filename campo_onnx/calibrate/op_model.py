@@ -107,8 +107,6 @@ class TimeModel:
     ----------
     features, weights
         Events and their weights in microseconds, none negative.
-    constant_us
-        Time of a node that does next to nothing.
     """
 
     features: tuple[str, ...]

@@ -45,13 +45,7 @@ class Part:
 
 
 def affordable_part(step: Step, budget_s: float, most_bytes: float, *, draws: bool) -> Part:
-    """Choose what to run: all of a step, all of it for fewer rows of data, or its first nodes.
-
-    Parameters
-    ----------
-    budget_s, most_bytes
-        Seconds that the runs of a batch may take, as predicted, and memory.
-    """
+    """Choose what to run: all of a step, all of it for fewer rows of data, or its first nodes."""
     part = _part(step, budget_s, most_bytes, draws=draws)
     if part.nodes == part.of_nodes or part.nodes >= MOST_NODES:
         return part

@@ -71,13 +71,7 @@ def with_drift(
 def output_drift(
     imported: Imported, mixed: onnx.ModelProto, batches: Iterable[Arrays], dims: Mapping[str, int]
 ) -> dict[str, float]:
-    """Relative error of every output of a planned step, emulated: the largest over some batches.
-
-    Raises
-    ------
-    ModelError, UnsupportedModelError
-        If a step does not run here.
-    """
+    """Relative error of every output of a planned step, emulated: the largest over some batches."""
     emulated, worst = seeded(emulate(mixed, dims)), dict[str, float]()
     for feeds in batches:
         reference = _reference(imported, feeds)

@@ -18,6 +18,7 @@ from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 from campo_onnx.emulation.dfp16_products import PRODUCTS, Blocks, blocks_of
 from campo_onnx.emulation.numerics import emulate
 from campo_onnx.errors import UnsupportedModelError, UsageError
+from campo_onnx.ir.proto import replace_items
 from campo_onnx.ir.shapes import infer
 from campo_onnx.ir.sort import fresh
 from campo_onnx.ops.precision import is_low_dtype
@@ -144,11 +145,9 @@ class _Fixing:
             self._quantize_constant(tensor)
         for node in self._graph.node:
             self._add(node)
-        copies = [NodeProto.FromString(node.SerializeToString()) for node in self._nodes]
+        replace_items(self._graph.node, self._nodes)
         infos = [info for info in self._graph.value_info if not self._is_low(info.name)]
-        del self._graph.node[:], self._graph.value_info[:]
-        self._graph.node.extend(copies)
-        self._graph.value_info.extend(infos)
+        replace_items(self._graph.value_info, infos)
 
     def _add(self, node: NodeProto) -> None:
         makes_low = any(map(self._is_low, node.output))
@@ -230,7 +229,7 @@ class _Fixing:
     def _quantize_constant(self, tensor: TensorProto) -> None:
         name = tensor.name
         value = numpy_helper.to_array(tensor).astype(np.float32)
-        exact = self._name(f"{name}_fp32")
+        exact = fresh(f"{name}_fp32", self._taken)
         tensor.CopyFrom(numpy_helper.from_array(value, exact))
         self._quantize(exact, name) if value.size else self._emit("Identity", exact, target=name)
 
@@ -301,12 +300,12 @@ class _Fixing:
         like: NodeProto | None = None,
         **attributes: Any,
     ) -> str:
-        output = target or self._name(f"dfp16_{op_type}_{len(self._nodes)}")
+        output = target or fresh(f"dfp16_{op_type}_{len(self._nodes)}", self._taken)
         node = onnx.helper.make_node(op_type, list(inputs), [output], **attributes)
         if like is not None:
             node.domain = like.domain
             node.attribute.extend(a for a in like.attribute if a.name not in ("alpha", "beta"))
-        node.name = self._name(f"dfp16_node_{len(self._nodes)}")
+        node.name = fresh(f"dfp16_node_{len(self._nodes)}", self._taken)
         self._nodes.append(node)
         return output
 
@@ -314,11 +313,6 @@ class _Fixing:
         array = np.asarray(value)
         key = (f"{array.dtype}{array.shape}", array.tobytes())
         if key not in self._constants:
-            self._constants[key] = self._name(f"dfp16_constant_{len(self._constants)}")
+            self._constants[key] = fresh(f"dfp16_constant_{len(self._constants)}", self._taken)
             self._graph.initializer.append(numpy_helper.from_array(array, self._constants[key]))
         return self._constants[key]
-
-    def _name(self, stem: str) -> str:
-        name = fresh(stem, self._taken)
-        self._taken.add(name)
-        return name

@@ -1,6 +1,7 @@
 """Distance of a mixed step from the FP32 step, relative to FP32's own error and to what training notices."""
 
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -294,8 +295,7 @@ def _neighbours(value: NDArray[Any], generator: np.random.Generator, step: float
 
 def _with_weights_changed(model: onnx.ModelProto, *, step: float = 0.0, seed: int = 1) -> onnx.ModelProto:
     """The same for weights that lie in the file."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = deepcopy(model)
     generator = np.random.default_rng(seed)
     for tensor in copy.graph.initializer:
         is_here = tensor.data_location != TensorProto.EXTERNAL

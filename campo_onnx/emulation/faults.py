@@ -168,13 +168,7 @@ class Trial:
 
 
 class ProbedBatch:
-    """The FP32 step on one batch, and what is wrong with the same step where some nodes are low.
-
-    Raises
-    ------
-    ModelError, UnsupportedModelError
-        If not even the FP32 step runs.
-    """
+    """The FP32 step on one batch, and what is wrong with the same step where some nodes are low."""
 
     def __init__(self, subject: Subject, title: str, feeds: Arrays) -> None:
         self.title = title

@@ -110,13 +110,6 @@ def measured_frontier(
         (:func:`campo_onnx.emulation.sensitivity.measure_sensitivities`).
     most_emulated
         Plans that are emulated as a whole, spread over the frontier; the first and the last are among them.
-
-    Raises
-    ------
-    ModelError
-        If the FP32 step fails on a batch, or is not finite.
-    UsageError
-        If there is no batch or no run, or the model is a result of campo-onnx already.
     """
     check_undecided(imported)
     with kept_in_cache(references_of(imported, batches)) as steps:
@@ -156,8 +149,6 @@ def chosen_plan(
 
     Raises
     ------
-    ValueError
-        Unless one of both limits is set.
     CheckFailedError
         If the emulated errors of all plans are larger.
     UsageError
@@ -185,15 +176,7 @@ def chosen_plan(
 
 
 def error_on(imported: Imported, options: Options, batches: Sequence[Arrays]) -> Callable[[Plan], float]:
-    """Return what emulates a plan of a step on batches, and tells its error: infinite if it is not finite.
-
-    Raises
-    ------
-    ModelError
-        If the FP32 step fails on a batch, or is not finite.
-    UsageError
-        If `batches` is empty.
-    """
+    """Return what emulates a plan of a step on batches, and tells its error: infinite if it is not finite."""
     steps = kept_in_cache(references_of(imported, batches))
     return lambda plan: _error(plan, imported, options, steps)
 

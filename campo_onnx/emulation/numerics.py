@@ -7,6 +7,7 @@ that the provider keeps.
 
 import zlib
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.ir.domains import shorten_domains
 from campo_onnx.ir.inline import inline_functions
+from campo_onnx.ir.proto import replace_items
 from campo_onnx.ir.shapes import infer
 from campo_onnx.ir.sort import fresh, name_nodes, outer_reads, sort_nodes
 from campo_onnx.lowering.place import Place
@@ -63,8 +65,7 @@ def emulate(model: ModelProto, dims: Mapping[str, int] | None = None) -> ModelPr
     UnsupportedModelError
         If a body of If, Loop or Scan holds or reads a low tensor, or a node reads the bits of one.
     """
-    emulated = ModelProto()
-    emulated.CopyFrom(model)
+    emulated = deepcopy(model)
     shorten_domains(emulated)
     emulated = inline_functions(emulated)
     graph = emulated.graph
@@ -73,8 +74,7 @@ def emulate(model: ModelProto, dims: Mapping[str, int] | None = None) -> ModelPr
     work = _Emulation(infer(emulated, dims or {}).dtypes, graph)
     for node in graph.node:
         work.add(node)
-    del graph.node[:]
-    graph.node.extend(work.nodes)
+    replace_items(graph.node, work.nodes)
     lower_opset(emulated, Place(target=target("cpu")))
     return emulated
 
@@ -91,10 +91,9 @@ class _Emulation:
 
     def add(self, source: NodeProto) -> None:
         """Write one node, in FP32 if it was low."""
-        node = NodeProto()
-        node.CopyFrom(source)
+        node = deepcopy(source)
         if node.name.startswith(_DROPPED_PREFIX):
-            node.name = self._node_name(f"kept_{node.name}")
+            node.name = fresh(f"kept_{node.name}", self._taken_nodes)
         if node.op_type in _NATIVE and not node.domain:
             self.nodes.append(node)
             self._remember_widening(node)
@@ -108,7 +107,9 @@ class _Emulation:
                 remedy="Keep it out of low precision.",
             )
         node.input[:] = [self._widen(t) if self._is_low(t) else t for t in source.input]
-        node.output[:] = [self._tensor_name(f"{t}_exact") if self._is_low(t) else t for t in source.output]
+        node.output[:] = [
+            fresh(f"{t}_exact", self._taken_tensors) if self._is_low(t) else t for t in source.output
+        ]
         if node.output != source.output:
             for attribute in node.attribute:
                 if attribute.name == "dtype" and is_low_dtype(attribute.i):
@@ -123,7 +124,7 @@ class _Emulation:
 
     def _widen(self, tensor: str) -> str:
         if tensor not in self._widened:
-            self._widened[tensor] = self._tensor_name(f"{tensor}_widened")
+            self._widened[tensor] = fresh(f"{tensor}_widened", self._taken_tensors)
             self._cast(tensor, self._widened[tensor], TensorProto.FLOAT, f"widen_{tensor}")
         return self._widened[tensor]
 
@@ -134,18 +135,8 @@ class _Emulation:
             self._widened.setdefault(node.input[0], node.output[0])
 
     def _cast(self, source: str, target: str, to: int, name: str) -> None:
-        node = onnx.helper.make_node("Cast", [source], [target], name=self._node_name(name), to=to)
+        node = onnx.helper.make_node("Cast", [source], [target], name=fresh(name, self._taken_nodes), to=to)
         self.nodes.append(node)
-
-    def _tensor_name(self, stem: str) -> str:
-        name = fresh(stem, self._taken_tensors)
-        self._taken_tensors.add(name)
-        return name
-
-    def _node_name(self, stem: str) -> str:
-        name = fresh(stem, self._taken_nodes)
-        self._taken_nodes.add(name)
-        return name
 
 
 def without_underflow(emulated: ModelProto) -> ModelProto:
@@ -154,8 +145,7 @@ def without_underflow(emulated: ModelProto) -> ModelProto:
     What a graph without a loss scale computes this way is what it would compute with one: its
     backward pass is linear, and a power of two changes no significand. Overflow stays overflow.
     """
-    copy = ModelProto()
-    copy.CopyFrom(emulated)
+    copy = deepcopy(emulated)
     graph = copy.graph
     outputs = {value.name for value in graph.output}
     taken = {t for node in graph.node for t in node.output}
@@ -173,11 +163,8 @@ def without_underflow(emulated: ModelProto) -> ModelProto:
             nodes.append(node)
     for name, value in (("splitter", 2.0**13 + 1), ("limit", _FP16_OVERFLOW), ("infinite", np.inf)):
         graph.initializer.append(numpy_helper.from_array(np.array(value, np.float32), f"{_ROUNDING}_{name}"))
-    infos = [info for info in graph.value_info if info.name not in rounded]
-    copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del graph.node[:], graph.value_info[:]
-    graph.node.extend(copies)
-    graph.value_info.extend(infos)
+    replace_items(graph.node, nodes)
+    replace_items(graph.value_info, [info for info in graph.value_info if info.name not in rounded])
     return copy
 
 
@@ -195,7 +182,6 @@ def _rounding(source: str, target: str, name: str, taken: set[str]) -> list[Node
 
     def node(op_type: str, *inputs: str) -> str:
         output = fresh(f"{target}_{_ROUNDING}_{len(nodes)}", taken)
-        taken.add(output)
         nodes.append(
             onnx.helper.make_node(op_type, list(inputs), [output], name=f"{_ROUNDING}_{name}_{len(nodes)}")
         )
@@ -283,8 +269,7 @@ def relative_l2(actual: NDArray[Any], expected: NDArray[Any]) -> float:
 
 def seeded(model: ModelProto) -> ModelProto:
     """Copy a graph so that it runs repeatably on a CPU: each random node has a seed, made from its name."""
-    copy = ModelProto()
-    copy.CopyFrom(model)
+    copy = deepcopy(model)
     for node in copy.graph.node:
         if OpKey.of(node) in RANDOM and all(attribute.name != "seed" for attribute in node.attribute):
             seed = zlib.crc32(node.name.encode()) >> 8  # a float holds integers up to 2^24

@@ -5,6 +5,7 @@ so no tensor is kept or copied out: the memory is that of one step.
 """
 
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
+from campo_onnx.ir.proto import replace_items
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.chunked_run import run
 from campo_onnx.runtime.machine import Machine
@@ -88,8 +90,7 @@ def _range(statistics: NDArray[Any]) -> Range:
 
 def _watched(model: ModelProto, tensors: list[str], precision: Precision) -> ModelProto:
     """Add the statistics to a copy of the step; they are its only outputs."""
-    watched = ModelProto()
-    watched.CopyFrom(model)
+    watched = deepcopy(model)
     graph = watched.graph
     del graph.output[:]
     smallest = precision.smallest_normal * 2.0**-precision.fraction_bits
@@ -112,9 +113,7 @@ def _watched(model: ModelProto, tensors: list[str], precision: Precision) -> Mod
     nodes = list(after.get("", []))
     for node in graph.node:
         nodes += [node, *after.get(node.name, [])]
-    copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(copies)
+    replace_items(graph.node, nodes)
     return watched
 
 

@@ -4,11 +4,13 @@ Every tensor keeps its FP32 name, so that two such graphs are compared tensor by
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto
 
+from campo_onnx.ir.proto import replace_items
 from campo_onnx.ir.sort import fresh, tensor_names
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
@@ -30,13 +32,11 @@ def rounded(
     onnx.ModelProto
         To be run with graph optimizations off.
     """
-    copy = ModelProto()
-    copy.CopyFrom(model)
+    copy = deepcopy(model)
     writer = _Writer(copy, low)
     for node in model.graph.node:
         writer.add(node, ports[node.name] if node.name in low_nodes else None)
-    del copy.graph.node[:]
-    copy.graph.node.extend(writer.nodes)
+    replace_items(copy.graph.node, writer.nodes)
     return copy
 
 
@@ -66,13 +66,12 @@ class _Writer:
         self._taken_nodes = {node.name for node in model.graph.node}
 
     def add(self, source: NodeProto, ports: Ports | None) -> None:
-        node = NodeProto()
-        node.CopyFrom(source)
+        node = deepcopy(source)
         if ports is not None:
             for position in sorted(ports.low_inputs):
                 node.input[position] = self._version(source.input[position])
             for position in sorted(ports.low_outputs):
-                node.output[position] = self._tensor(f"{source.output[position]}_exact")
+                node.output[position] = fresh(f"{source.output[position]}_exact", self._taken_tensors)
         self.nodes.append(node)
         for exact, tensor in zip(node.output, source.output, strict=True):
             if exact != tensor:
@@ -81,21 +80,15 @@ class _Writer:
 
     def _version(self, tensor: str) -> str:
         if tensor not in self._rounded:
-            self._rounded[tensor] = self._tensor(f"{tensor}_rounded")
+            self._rounded[tensor] = fresh(f"{tensor}_rounded", self._taken_tensors)
             self._round(tensor, self._rounded[tensor])
         return self._rounded[tensor]
 
     def _round(self, source: str, target: str) -> None:
-        stored = self._tensor(f"{target}_{self._low.value}")
+        stored = fresh(f"{target}_{self._low.value}", self._taken_tensors)
         for before, after, to in (
             (source, stored, self._low.onnx_dtype),
             (stored, target, TensorProto.FLOAT),
         ):
             name = fresh(f"round_{after}", self._taken_nodes)
-            self._taken_nodes.add(name)
             self.nodes.append(onnx.helper.make_node("Cast", [before], [after], name=name, to=to))
-
-    def _tensor(self, stem: str) -> str:
-        name = fresh(stem, self._taken_tensors)
-        self._taken_tensors.add(name)
-        return name

@@ -78,15 +78,7 @@ class Sensitivities:
 
 
 def references_of(imported: Imported, batches: Sequence[Arrays]) -> tuple[Reference, ...]:
-    """Prepare the FP32 step on each batch.
-
-    Raises
-    ------
-    ModelError
-        If the step fails on a batch, or is not finite.
-    UsageError
-        If there is no batch, or no output that an error could show in.
-    """
+    """Prepare the FP32 step on each batch."""
     if not batches:
         raise UsageError("there is no batch to measure errors on", remedy="Give at least one.")
     outputs = (imported.view.tensors[name].dtype for name in imported.view.outputs)

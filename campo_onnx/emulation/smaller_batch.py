@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -68,8 +69,7 @@ def at_batch(step: Step, rows: int) -> Step | None:
     view, batch = step.view, batch_of(step.view)
     if not 0 < rows < batch:
         return None
-    model = ModelProto()
-    model.CopyFrom(first_nodes(step.model.graph.node[:MOST_NODES], step.model))
+    model = deepcopy(first_nodes(step.model.graph.node[:MOST_NODES], step.model))
     part = part_of(view, frozenset(node.name for node in model.graph.node))
     shrunk = {name for name in _data(view) if _first_size(name, view) == batch}
     for value in model.graph.input:

@@ -1,6 +1,7 @@
 """Bodies of If, Loop and Scan as graphs of their own, with the types of what they read from around them."""
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 import onnx
@@ -22,8 +23,6 @@ class Body:
     ----------
     graph
         The body with named nodes, and what it reads from outside as further inputs or constants.
-    inputs, outputs
-        Names in the order of the body.
     """
 
     graph: GraphProto
@@ -43,8 +42,7 @@ def read_body(body: GraphProto, around: GraphView, types: Sequence[TensorInfo | 
     types
         Types of the inputs of the body; None where it declares one itself.
     """
-    graph = GraphProto()
-    graph.CopyFrom(body)
+    graph = deepcopy(body)
     name_nodes(graph)
     for value, info in zip(graph.input, types, strict=False):
         if info is not None and info.dtype:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 
 import onnx
@@ -11,6 +12,7 @@ from onnx import AttributeProto, ModelProto, NodeProto, TensorProto
 
 from campo_onnx.errors import ModelError
 from campo_onnx.ir.constants import is_external
+from campo_onnx.ir.proto import without_graph
 from campo_onnx.ir.sort import bodies, with_bodies
 from campo_onnx.ops.attributes import attribute_type, least_inputs
 from campo_onnx.ops.key import MICROSOFT, OpKey
@@ -49,13 +51,7 @@ def _texts_as_bytes(model: ModelProto) -> Iterator[bytes]:
 
 
 def check_given(model: ModelProto, title: str) -> None:
-    """Check a model that came from outside, apart from the bytes of large tensors.
-
-    Raises
-    ------
-    ModelError
-        If ONNX's checker or its strict shape inference refuses the model.
-    """
+    """Check a model that came from outside, apart from the bytes of large tensors."""
     try:
         _check_in_full(_with_known_operators(_without_large_tensors(model)))
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as error:
@@ -132,8 +128,7 @@ def _with_known_operators(model: ModelProto) -> ModelProto:
 
     if not any(map(is_hidden, with_bodies(model.graph.node))):
         return model
-    disguised = ModelProto()
-    disguised.CopyFrom(model)
+    disguised = deepcopy(model)
     for node in filter(is_hidden, with_bodies(disguised.graph.node)):
         node.domain = MICROSOFT
     if all(imported.domain != MICROSOFT for imported in model.opset_import):
@@ -162,14 +157,7 @@ def hide_in_bodies(node: NodeProto, domain: str) -> None:
 
 def _without_large_tensors(model: ModelProto) -> ModelProto:
     """Copy a model with large and external tensors declared as inputs, which have no bytes."""
-    slim = ModelProto()
-    for field, value in model.ListFields():
-        if field.name == "graph":
-            continue
-        if field.is_repeated:
-            getattr(slim, field.name).extend(value)
-        else:
-            setattr(slim, field.name, value)
+    slim = without_graph(model)
     declared = {value.name for value in model.graph.input}
     _copy_without_large_tensors(model.graph, slim.graph, slim.graph, declared)
     return slim

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,11 +42,6 @@ def external_data(tensor: TensorProto, folder: Path | None) -> ExternalData:
     ----------
     folder
         Folder of the model file; None for a model that came without one.
-
-    Raises
-    ------
-    ModelError
-        If the file is missing, too short, or lies outside the model's folder.
     """
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
@@ -205,8 +201,7 @@ def constants_of(graph: onnx.GraphProto) -> Mapping[str, TensorProto]:
 def _constant_node_value(node: onnx.NodeProto) -> TensorProto | None:
     attribute = node.attribute[0]
     if attribute.name == "value":
-        tensor = TensorProto()
-        tensor.CopyFrom(attribute.t)
+        tensor = deepcopy(attribute.t)
     elif attribute.name in ("value_float", "value_floats"):
         tensor = numpy_helper.from_array(np.asarray(onnx.helper.get_attribute_value(attribute), np.float32))
     elif attribute.name in ("value_int", "value_ints"):

@@ -3,6 +3,7 @@
 import difflib
 import re
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 
 from onnx import GraphProto, TensorShapeProto, TypeProto, ValueInfoProto
 
@@ -47,8 +48,7 @@ def bind_type(declared: TypeProto, dims: Mapping[str, int], name: str = "") -> T
     name
         The tensor's, when its nameless dimensions may be bound too.
     """
-    bound = TypeProto()
-    bound.CopyFrom(declared)
+    bound = deepcopy(declared)
     if not bound.HasField("tensor_type"):
         return bound
     tensor = bound.tensor_type

@@ -6,11 +6,14 @@ everything else of an unchanged node or tensor comes back from the given model, 
 """
 
 from collections.abc import Container, Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 
 import onnx
 import onnx_graphsurgeon as gs
 from onnx import TensorProto
+
+from campo_onnx.ir.proto import without_graph
 
 
 def topology_of(graph: onnx.GraphProto) -> gs.Graph:
@@ -107,16 +110,13 @@ def model_of(
 
     Parameters
     ----------
-    source
-        The model it came from; not changed.
     retyped
         New tensors that are low versions of given ones: new name to given name.
     attributes
         New attribute values of given nodes, by node name and attribute name.
     """
     given_nodes = {node.name: node for node in source.graph.node}
-    model = onnx.ModelProto()
-    _copy_without_graph(source, model)
+    model = without_graph(source)
     graph = model.graph
     for wiring in wirings:
         _write(wiring, graph.node.add(), given_nodes.get(wiring.name), attributes.get(wiring.name, {}))
@@ -131,22 +131,11 @@ def model_of(
     described = infos | {value.name: value for value in (*source.graph.input, *source.graph.output)}
     for name, given_name in retyped.items():
         if given_name in described and name in tensors and name not in infos:
-            value = onnx.ValueInfoProto()
-            value.CopyFrom(described[given_name])
+            value = deepcopy(described[given_name])
             value.name = name
             value.type.tensor_type.elem_type = dtype
             graph.value_info.append(value)
     return model
-
-
-def _copy_without_graph(source: onnx.ModelProto, model: onnx.ModelProto) -> None:
-    for field, value in source.ListFields():
-        if field.name == "graph":
-            continue
-        if field.is_repeated:
-            getattr(model, field.name).extend(value)
-        else:
-            setattr(model, field.name, value)
 
 
 def _write(

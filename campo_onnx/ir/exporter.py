@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from copy import deepcopy
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO
@@ -147,15 +148,7 @@ def export_with(
 def check_not_read(
     targets: Iterable[Path], read: Iterable[Path], holds: str = "the weights of the model"
 ) -> None:
-    """Make sure that nothing is written over a file that is read, `--force` or not.
-
-    Parameters
-    ----------
-    targets
-        What is to be written.
-    read
-        What is read.
-    """
+    """Make sure that nothing is written over a file that is read, `--force` or not."""
     taken = {path.resolve() for path in read}
     for target in targets:
         if target.resolve() in taken:
@@ -183,8 +176,7 @@ def _with_data_beside(model: onnx.ModelProto, path: Path, folder: Path | None) -
 
     if not any(map(belongs_outside, tensors_of(model.graph))):
         return model
-    written = onnx.ModelProto()
-    written.CopyFrom(model)
+    written = deepcopy(model)
     data = path.with_name(f"{path.name}.data")
     with data.open("wb") as file:
         stream = _Digested(file)
@@ -230,7 +222,6 @@ def _as_stored(tensor: TensorProto) -> TensorProto:
     source_type = {e.key: e.value for e in tensor.external_data}.get(SOURCE_TYPE_KEY)
     if source_type is None:
         return tensor
-    stored = TensorProto()
-    stored.CopyFrom(tensor)
+    stored = deepcopy(tensor)
     stored.data_type = int(source_type)
     return stored

@@ -7,6 +7,7 @@ Nothing else changes, so the model can be written back as the user knows it.
 import hashlib
 import stat
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -131,8 +132,7 @@ def import_model(
         If the opset is too new, or too old and not to be converted, or there is nothing to plan.
     """
     if isinstance(source, onnx.ModelProto):
-        model = onnx.ModelProto()
-        model.CopyFrom(source)
+        model = deepcopy(source)
         title = "the model"
     else:
         path = Path(source)

@@ -1,11 +1,13 @@
 """Local functions, put in the place of their calls."""
 
+from copy import deepcopy
 from itertools import count
 
 import onnx
 import onnx.inliner
 from onnx import FunctionProto, GraphProto, ModelProto
 
+from campo_onnx.ir.proto import replace_items
 from campo_onnx.ir.sort import fresh, with_bodies
 
 
@@ -39,8 +41,7 @@ def _with_defaults(model: ModelProto) -> ModelProto:
     refers to it, also where that is a call whose own default applies: such a call gets a copy of the function
     without these references.
     """
-    copy = ModelProto()
-    copy.CopyFrom(model)
+    copy = deepcopy(model)
     functions = {_key(function): function for function in copy.functions}
     taken = {function.name for function in copy.functions}
     without: dict[tuple[tuple[str, str, str], tuple[str, ...]], str] = {}
@@ -59,7 +60,6 @@ def _with_defaults(model: ModelProto) -> ModelProto:
                 shorter = _without(
                     function, absent, fresh(f"{function.name}_without_{'_'.join(absent)}", taken)
                 )
-                taken.add(shorter.name)
                 copy.functions.append(shorter)
                 functions[_key(shorter)] = copy.functions[-1]
                 without[_key(function), absent] = shorter.name
@@ -74,8 +74,7 @@ def _key(function: FunctionProto) -> tuple[str, str, str]:
 
 def _without(function: FunctionProto, absent: tuple[str, ...], name: str) -> FunctionProto:
     """Copy a function under another name, without some attributes and the references to them."""
-    copy = FunctionProto()
-    copy.CopyFrom(function)
+    copy = deepcopy(function)
     copy.name = name
     copy.attribute[:] = [attribute for attribute in function.attribute if attribute not in absent]
     for node in with_bodies(copy.node):
@@ -94,8 +93,7 @@ def _inlined_and_converted(model: ModelProto) -> ModelProto:
     inlined = onnx.inliner.inline_local_functions(typed, convert_version=True)
     declared = {value.name for value in model.graph.value_info}
     values = [value for value in inlined.graph.value_info if value.name in declared]
-    del inlined.graph.value_info[:]
-    inlined.graph.value_info.extend(values)
+    replace_items(inlined.graph.value_info, values)
     _rename_repeated(inlined.graph, _names(model))
     return inlined
 

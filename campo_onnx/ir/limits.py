@@ -32,15 +32,7 @@ _Name = tuple[str, str, str]
 
 
 def refuse_beyond_limits(model: ModelProto, title: str) -> None:
-    """Make sure that a model is not larger than it can sensibly be, once functions are inlined.
-
-    Raises
-    ------
-    ModelError
-        If functions are defined twice or call themselves.
-    UnsupportedModelError
-        If the model has more than :data:`MAX_NODES` nodes or bodies deeper than :data:`MAX_DEPTH`.
-    """
+    """Make sure that a model is not larger than it can sensibly be, once functions are inlined."""
     functions: dict[_Name, FunctionProto] = {}
     for function in model.functions:
         name = (short_domain(function.domain), function.name, function.overload)

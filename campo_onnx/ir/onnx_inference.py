@@ -37,11 +37,6 @@ def infer_types(
         topological order, nothing declared.
     outer_types
         Types of its inputs and constants.
-
-    Raises
-    ------
-    onnx.shape_inference.InferenceError
-        If ONNX gives up.
     """
     types = _inferred(payload, values=False)
     if all(name in types and static_shape(types[name]) is not None for name in wanted):

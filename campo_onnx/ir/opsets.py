@@ -36,14 +36,6 @@ def at_readable_opset(model: ModelProto, title: str) -> ModelProto:
     model
         The model, whose domains are spelled the short way. One that imports other domains only gets
         an import of the standard domain, in place: Cast is an operator of it.
-
-    Raises
-    ------
-    ModelError
-        If it has standard operators and says no version of them.
-    UnsupportedModelError
-        If the version is newer than the installed onnx, or so old that the model must be converted and
-        cannot be.
     """
     version = version_of(model)
     if version is None:

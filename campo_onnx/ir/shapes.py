@@ -14,6 +14,7 @@ and ``PythonOp`` outputs are taken as declared, because ONNX Runtime knows no ot
 
 import re
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -46,8 +47,6 @@ class TensorTypes:
     ----------
     dtypes
         ``TensorProto.DataType``; 0 when unknown or not a tensor (a sequence, say).
-    shapes
-        Static dimensions, or None when unknown.
     values
         Constants of any type and tensors computed from sizes, of at most
         :data:`campo_onnx.ops.fold.MAX_ELEMENTS` elements. External data is never read.
@@ -71,13 +70,6 @@ def infer(model: ModelProto, dims: Mapping[str, int]) -> TensorTypes:
     dims
         Size of each symbolic dimension. A dimension of a graph input without a name is called
         ``<input>[<axis>]``.
-
-    Raises
-    ------
-    UsageError
-        If a size of a graph input is missing, is not positive, or names no dimension.
-    ModelError
-        If the inputs of a node contradict each other or its operator.
     """
     check_dims(model.graph, dims)
     opsets = {opset.domain: opset.version for opset in model.opset_import}
@@ -241,8 +233,7 @@ def _infer_by_schema(node: NodeProto, schema: OpSchema, context: _Context) -> Ma
     if any(name and not _has_type(types.get(name)) for name in node.input):
         return {}
     values = {name: context.values[name] for name in node.input if name in context.values}
-    shown = NodeProto()
-    shown.CopyFrom(node)
+    shown = deepcopy(node)
     hide_in_bodies(shown, HIDDEN)
     return onnx.shape_inference.infer_node_outputs(
         schema,

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import onnx
 
 from campo_onnx.errors import ModelError, UsageError
+from campo_onnx.ir.proto import metadata, set_metadata
 
 _KEY = "campo_onnx.sizes"
 
@@ -28,13 +29,13 @@ class SizeRange(NamedTuple):
 
 
 def write_ranges(model: onnx.ModelProto, ranges: Mapping[str, SizeRange]) -> None:
-    """Let a model say at which sizes it holds, by dimension."""
-    model.metadata_props.add(key=_KEY, value=json.dumps(ranges))
+    """Let a model say at which sizes it holds, by dimension; nothing where there are none."""
+    set_metadata(model, _KEY, json.dumps(ranges) if ranges else "")
 
 
 def ranges_of(model: onnx.ModelProto) -> Mapping[str, SizeRange]:
     """Read at which sizes a model says that it holds; empty where it says nothing."""
-    text = next((entry.value for entry in model.metadata_props if entry.key == _KEY), "{}")
+    text = metadata(model, _KEY) or "{}"
     try:
         read = {str(name): SizeRange(*map(int, numbers)) for name, numbers in json.loads(text).items()}
     except (ValueError, TypeError, AttributeError):
@@ -45,13 +46,7 @@ def ranges_of(model: onnx.ModelProto) -> Mapping[str, SizeRange]:
 
 
 def with_examples(model: onnx.ModelProto, dims: Mapping[str, int]) -> dict[str, int]:
-    """Add the sizes that a model was exported at to those that are chosen.
-
-    Raises
-    ------
-    UsageError
-        If a size lies outside of the range in which the graph holds.
-    """
+    """Add the sizes that a model was exported at to those that are chosen."""
     ranges = ranges_of(model)
     for name, sizes in ranges.items():
         if not sizes.least <= dims.get(name, sizes.example) <= sizes.most:

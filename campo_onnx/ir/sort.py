@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
+from itertools import chain, count
 
 import onnx
 
 from campo_onnx.errors import ModelError
+from campo_onnx.ir.proto import replace_items
 
 _GRAPH, _GRAPHS = onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS
 
@@ -22,12 +24,11 @@ def name_nodes(graph: onnx.GraphProto) -> None:
             seen.add(node.name)
             continue
         node.name = fresh(node.name or node.op_type, taken)
-        taken.add(node.name)
         seen.add(node.name)
 
 
 def fresh(stem: str, taken: set[str]) -> str:
-    """Find a name close to `stem` that is not in `taken`.
+    """Find a name close to `stem` that is not in `taken`, and take it.
 
     Examples
     --------
@@ -36,12 +37,10 @@ def fresh(stem: str, taken: set[str]) -> str:
     >>> fresh("y", {"x"})
     'y'
     """
-    if stem not in taken:
-        return stem
-    number = 1
-    while f"{stem}_{number}" in taken:
-        number += 1
-    return f"{stem}_{number}"
+    names = chain([stem], (f"{stem}_{number}" for number in count(1)))
+    name = next(name for name in names if name not in taken)
+    taken.add(name)
+    return name
 
 
 def tensor_names(graph: onnx.GraphProto) -> set[str]:
@@ -55,11 +54,6 @@ def sort_nodes(graph: onnx.GraphProto, outer: frozenset[str] = frozenset()) -> N
     """Put the nodes of `graph` and of its bodies into topological order, in place.
 
     A sorted graph stays as it is.
-
-    Raises
-    ------
-    ModelError
-        If a tensor is made twice or by nobody, or nodes wait for each other.
     """
     sources = {"", *(v.name for v in graph.input), *(t.name for t in graph.initializer)}
     sources.update(sparse.values.name for sparse in graph.sparse_initializer)
@@ -80,12 +74,7 @@ def sort_nodes(graph: onnx.GraphProto, outer: frozenset[str] = frozenset()) -> N
     except CycleError as error:
         names = [graph.node[i].name for i in error.args[1][1:]]  # a ring: the first comes last again
         raise ModelError(f"the nodes {', '.join(names)} wait for each other") from None
-    nodes = [graph.node[i] for i in order]
-    copies = [onnx.NodeProto() for _ in nodes]
-    for copy, node in zip(copies, nodes, strict=True):
-        copy.CopyFrom(node)
-    del graph.node[:]
-    graph.node.extend(copies)
+    replace_items(graph.node, [graph.node[i] for i in order])
 
 
 def _producers(graph: onnx.GraphProto, outer: set[str]) -> dict[str, int]:

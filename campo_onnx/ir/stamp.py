@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import onnx
 
 from campo_onnx.codec import DecodeError, from_json, from_plain, to_plain
+from campo_onnx.ir.proto import metadata, set_metadata
 
 STAMP_KEY = "campo_onnx"
 """Key of the stamp among the model's metadata."""
@@ -22,14 +23,10 @@ class Stamp:
 
     Parameters
     ----------
-    strategy, lists, device, low
-        How it was planned; `low` is the low precision's name.
     digest
         :func:`structure_digest` of the graph as written; another one means it was edited since.
     fp32_us, predicted_us
         Predicted step before and after; None in graphs written before version 0.2.
-    low_nodes, casts
-        How many nodes were turned low and how many Casts were inserted.
     captured
         Whether it was planned for a step that runs as a captured CUDA graph.
     """
@@ -60,20 +57,13 @@ def structure_digest(graph: onnx.GraphProto) -> str:
 
 def read_stamp(model: onnx.ModelProto) -> Stamp | None:
     """Return the stamp of a model, or None when it has none or was edited since."""
-    for entry in model.metadata_props:
-        if entry.key == STAMP_KEY:
-            try:
-                stamp = from_plain(from_json(entry.value), Stamp)
-            except DecodeError:
-                return None  # written by another version: plan afresh
-            return stamp if stamp.digest == structure_digest(model.graph) else None
-    return None
+    try:
+        stamp = from_plain(from_json(metadata(model, STAMP_KEY) or ""), Stamp)
+    except DecodeError:
+        return None  # there is none, or another version wrote it: plan afresh
+    return stamp if stamp.digest == structure_digest(model.graph) else None
 
 
 def write_stamp(model: onnx.ModelProto, stamp: Stamp) -> None:
     """Put the stamp into the model, in place of an older one."""
-    others = [entry for entry in model.metadata_props if entry.key != STAMP_KEY]
-    entries = [(entry.key, entry.value) for entry in others]
-    del model.metadata_props[:]
-    for key, value in (*entries, (STAMP_KEY, json.dumps(to_plain(stamp), sort_keys=True))):
-        model.metadata_props.add(key=key, value=value)
+    set_metadata(model, STAMP_KEY, json.dumps(to_plain(stamp), sort_keys=True))

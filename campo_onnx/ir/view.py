@@ -54,8 +54,6 @@ class TensorInfo:
     ----------
     dtype
         ``TensorProto.DataType``; ``UNDEFINED`` (0) when unknown or not a tensor (a sequence, say).
-    shape
-        Static dimensions, or None when unknown.
     """
 
     name: str
@@ -118,8 +116,6 @@ class GraphView:
 
     Parameters
     ----------
-    nodes
-        In topological order.
     inputs, outputs
         Names of the graph's inputs (without initializers) and outputs, in order.
     opset

@@ -93,15 +93,7 @@ class NodeTimer:
         return self.store.find(self.key(signature))
 
     def time(self, signature: Signature) -> Timing:
-        """Look a node's time up, or measure and keep it.
-
-        Raises
-        ------
-        UnsupportedModelError
-            If the node does not load or run here.
-        NotStoredError
-            If it would have to be measured, and that is ruled out.
-        """
+        """Look a node's time up, or measure and keep it."""
         key = self.key(signature)
         earlier = self.store.find(key)
         if earlier is not None and self.store.measured_at(key) >= self.again_before:
@@ -157,13 +149,7 @@ def time_all(
 
 
 def time_node(signature: Signature, timer: NodeTimer) -> Timing:
-    """Time one node by the slope between two models with few and many copies of it.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If the node does not load or run here.
-    """
+    """Time one node by the slope between two models with few and many copies of it."""
     try:
         return _slope_of(signature, timer)
     except ModelError as error:

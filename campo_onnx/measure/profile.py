@@ -201,15 +201,7 @@ def sealed(data: bytes) -> bytes:
 
 
 def read_profile(path: Path) -> Profile:
-    """Read a profile back.
-
-    Raises
-    ------
-    UsageError
-        If the file does not exist or cannot be read.
-    ProfileError
-        If it is not a profile, damaged, or of another version.
-    """
+    """Read a profile back."""
     title = f"the profile {path}"
     check_file(path, title=title, remedy=FORMAT.remedy)
     data = read_bytes(path, title=title, too_large=ProfileError)

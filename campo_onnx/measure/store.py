@@ -85,8 +85,6 @@ class Store(Closing):
 
     Attributes
     ----------
-    path
-        The file.
     notice
         What to tell the user about it: that a damaged file was set aside; else ``""``.
 

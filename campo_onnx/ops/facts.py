@@ -166,11 +166,6 @@ def output_types(signature: Signature) -> Sequence[TensorType] | None:
     sequence or None
         By output position (there may be more or fewer of them than outputs); None when nothing is
         known.
-
-    Raises
-    ------
-    ValueError
-        When the inputs contradict each other.
     """
     registry = current()
     rule = registry.spec_of(signature).shapes

@@ -85,8 +85,6 @@ def fold(
 
     Parameters
     ----------
-    node
-        A node for which :func:`may_fold` holds.
     shapes, values
         Of the inputs, by position; None where unknown or omitted.
 

@@ -21,16 +21,10 @@ class Precision:
 
     Parameters
     ----------
-    value
-        Its name, as options, files and tables write it.
     onnx_dtype, onnx_name
         The ``TensorProto.DataType``, and its name in schemas.
-    itemsize_bytes
-        Size of one element.
     fraction_bits
         Bits of the significand that are stored.
-    largest
-        Largest finite magnitude.
     smallest_normal
         Smallest magnitude that keeps all its significand bits.
     """

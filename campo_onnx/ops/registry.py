@@ -22,13 +22,7 @@ _MOVES = frozenset({Movement.VIEW, Movement.REORDER, Movement.REPEAT})
 
 
 class Registry:
-    """Operators by key.
-
-    Raises
-    ------
-    ValueError
-        If an operator is registered twice.
-    """
+    """Operators by key."""
 
     def __init__(self, specs: Iterable[OpSpec]) -> None:
         by_key: dict[OpKey, OpSpec] = {}

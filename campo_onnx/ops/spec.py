@@ -94,8 +94,6 @@ class OpSpec:
     key
         What it is called. An operator that ONNX Runtime hands to PyTorch has the name of that
         operator in the domain ``org.pytorch.aten``.
-    family
-        What kind of thing it computes.
     work
         What it computes; None where nobody has said.
     ports
@@ -125,15 +123,11 @@ class OpSpec:
         What it asks of the values of inputs, by position.
     scaled_rows
         Where it reads a tensor that it scales row by row before it adds it; None where it does not.
-    draws
-        Whether it draws random numbers.
     typed_by_declaration
         Whether the types of its outputs are in the file only.
     standard_in_runtime
         Whether ONNX Runtime registers it in the standard domain also where ONNX has it not: in none
         of its opsets, or in later ones only.
-    is_known
-        Whether it is registered at all.
     """
 
     key: OpKey

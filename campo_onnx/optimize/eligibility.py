@@ -33,18 +33,11 @@ def fixed_nodes(
 
     Parameters
     ----------
-    protected
-        Nodes of the loss and the weight update, with the reason.
     keep_fp32
         Regular expressions; a node stays FP32 if one matches its whole name, its operator's label, or the
         path of a module it is in.
     low_as_given
         Nodes that are low in the given file: no rule about values raises them, kernels and the user may.
-
-    Raises
-    ------
-    UsageError
-        If a regular expression is invalid or takes too long, or a range is declared for what is not an input.
     """
     view = imported.view
     # Modules count only where there are expressions: their paths are put together from names.

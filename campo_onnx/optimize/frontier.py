@@ -67,11 +67,6 @@ def frontier(
     squared_errors
         What each rounding adds to the squared error, from 0 up. Nodes that bring one of infinite error stay
         FP32.
-
-    Raises
-    ------
-    ValueError
-        If an error is negative or no number.
     """
     if any(not error >= 0.0 for error in squared_errors.values()):
         raise ValueError("a squared error is negative, or NaN")

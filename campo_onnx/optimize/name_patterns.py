@@ -30,13 +30,7 @@ def pattern_of(text: str) -> re.Pattern[str]:
 
 
 def matching(patterns: Sequence[re.Pattern[str]], names: Iterable[str]) -> frozenset[str]:
-    """Find the names that an expression matches as a whole.
-
-    Raises
-    ------
-    UsageError
-        If that takes longer than :data:`MATCH_LIMIT_S`.
-    """
+    """Find the names that an expression matches as a whole."""
     if not patterns:
         return frozenset()
     with _bounded(patterns):

@@ -86,15 +86,8 @@ class Problem:
         the graph adds another.
     flat
         Weights that the session casts at once where most are read low; None where each has its own Cast.
-    kind
-        Inference, gradients, a whole step; in what precisions, with a loss scale or without.
     low_as_given
         Nodes that are low in the given file, which may stay so whatever the lists say of their operators.
-
-    Raises
-    ------
-    ValueError
-        If a node has no ports, costs or class, or something is said of a node that does not exist.
     """
 
     view: GraphView

@@ -16,16 +16,10 @@ class Strategy:
 
     Parameters
     ----------
-    name
-        What users call it.
-    title
-        One line for people: a command's help.
     rule
         Decides. It gets the problem and, by name, the parameters.
     parameters
         Figures that the rule is to be tuned by, with their defaults.
-    default_lists
-        The list preset it uses when none is named.
     compared_with
         Further presets that ``compare`` shows it with.
     is_cost_aware

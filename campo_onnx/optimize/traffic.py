@@ -35,8 +35,6 @@ class Traffic:
         By where the nodes come from, as :func:`module_of` says it, the largest first; Casts are apart.
     fused
         The whole step if neighbouring pointwise nodes were one kernel.
-    peak_bytes
-        Most memory that its tensors take at a time: see :func:`peak_bytes`.
     """
 
     by_family: Mapping[Family, Moved]

@@ -31,15 +31,6 @@ def advice(optimized: Optimized, options: Options, *, patience_s: float = PATIEN
     Batches and devices are tried by planning the same step for them, with the costs of public figures
     for other devices.
 
-    Parameters
-    ----------
-    optimized
-        A result.
-    options
-        What it was decided with.
-    patience_s
-        After this time no further plan is tried.
-
     Returns
     -------
     tuple of str

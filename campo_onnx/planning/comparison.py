@@ -125,8 +125,6 @@ def compare(
 
     Parameters
     ----------
-    source
-        The FP32 training step.
     options
         Device, precision, dimensions, nodes to keep; strategy and lists are each row's own.
     lists

@@ -28,8 +28,6 @@ class FrontierPlan:
 
     Parameters
     ----------
-    fp32_us
-        The step with all nodes in FP32.
     emulated_error
         Error of the planned step on the batches, emulated; None where that was not computed.
     """
@@ -119,11 +117,6 @@ def are_nested(points: Sequence[FrontierPoint]) -> bool:
 
 def envelope(plans: Iterable[FrontierPlan]) -> tuple[FrontierPlan, ...]:
     """Choose the plans of several frontiers that are cheapest of all at some price of error.
-
-    Parameters
-    ----------
-    plans
-        Plans in any format, in any order.
 
     Returns
     -------

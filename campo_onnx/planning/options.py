@@ -24,20 +24,10 @@ class Options:
 
     Parameters
     ----------
-    target
-        What to plan for: hardware and the runtime on it.
-    lists
-        The op lists.
-    strategy
-        Name of a strategy.
     margin_us
         For the strategy fine-grained: by how much FP32 must be faster to be kept.
-    low
-        The low precision.
     keep_fp32
         Regular expressions for node names or operators that stay FP32.
-    dims
-        Sizes of symbolic dimensions.
     costs, evidence
         Where costs come from, and what is known beside public figures.
     pads, pad_threshold_us

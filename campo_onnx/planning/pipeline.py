@@ -53,12 +53,8 @@ class Optimized:
     ----------
     model
         The mixed-precision model; the given one where nothing was worth changing.
-    plan
-        Every decision.
     problem
         What was decided about, with costs and classes: reports and explanations read it.
-    imported
-        The given model as imported.
     """
 
     model: onnx.ModelProto
@@ -124,11 +120,6 @@ def optimize(source: str | Path | onnx.ModelProto, options: Options | None = Non
     options
         What to decide with. By default the strategy `optimal` with the lists `campo`, for this machine's GPU
         if its figures are known, else for an H200, from public figures.
-
-    Raises
-    ------
-    campo_onnx.errors.CampoError
-        For anything wrong with the model or the options; see its subclasses.
     """
     if options is None:
         target, _ = resolve_target("auto")
@@ -186,11 +177,6 @@ def problem_of(imported: Imported, options: Options) -> Problem:
 
     What data says of nodes (`options.forbidden`, `options.released`) is added last, so that
     :meth:`~campo_onnx.optimize.problem.Problem.informed` states the same problem with other data.
-
-    Raises
-    ------
-    campo_onnx.errors.UsageError
-        If the target's runtime refuses the low precision.
     """
     view, low = imported.view, options.low
     check_precision(low, options.target.runtime.name)

@@ -5,6 +5,7 @@ constants and shapes tell the graphs apart, formulas are read off for those.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from campo_onnx.ir.proto import replace_items
 from campo_onnx.sizes.formulas import (
     ArrayFormula,
     Formula,
@@ -143,8 +145,7 @@ def _shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
 
 def _renamed(model: onnx.ModelProto, varying: Mapping[tuple[int, int], str]) -> onnx.ModelProto:
     """Give each constant that depends on sizes an initializer of its own."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = deepcopy(model)
     arrays = _uses(model)
     own = {}
     for (at, place), name in varying.items():
@@ -152,7 +153,6 @@ def _renamed(model: onnx.ModelProto, varying: Mapping[tuple[int, int], str]) -> 
         own[name] = arrays[at, place]
     read = {name for node in copy.graph.node for name in node.input}
     rest = [i for i in model.graph.initializer if i.name in read]
-    del copy.graph.initializer[:]
-    copy.graph.initializer.extend(rest)
-    copy.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in own.items())
+    tensors = [numpy_helper.from_array(array, name) for name, array in own.items()]
+    replace_items(copy.graph.initializer, [*rest, *tensors])
     return copy

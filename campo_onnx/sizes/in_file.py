@@ -1,6 +1,7 @@
 """A graph of any sizes as a file: dimensions have names, and what depends on them is computed from shapes."""
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from campo_onnx.ir.importer import import_model
+from campo_onnx.ir.proto import replace_items
 from campo_onnx.ir.size_ranges import SizeRange, write_ranges
 from campo_onnx.ops.fold import evaluated
 from campo_onnx.sizes.any_size import AnySize
@@ -36,8 +38,7 @@ def with_names(graph: AnySize, ranges: Mapping[str, SizeRange]) -> onnx.ModelPro
     The mean over a batch multiplies by a constant 1/8 at size 8; in the file it is the inverse of an input's
     first size: Shape, Cast, Pow, Cast.
     """
-    model = onnx.ModelProto()
-    model.CopyFrom(graph.model)
+    model = deepcopy(graph.model)
     names = tuple(ranges)
     axes: dict[str, tuple[str, int]] = {}
     for value in (*model.graph.input, *model.graph.value_info, *model.graph.output):
@@ -54,8 +55,8 @@ def with_names(graph: AnySize, ranges: Mapping[str, SizeRange]) -> onnx.ModelPro
     for name, constant in graph.constants.items():
         written.array(constant, name)
     constants = [tensor for tensor in model.graph.initializer if tensor.name not in graph.constants]
-    _replace(model.graph.initializer, [*constants, *written.constants])
-    _replace(model.graph.node, [*written.nodes, *model.graph.node])
+    replace_items(model.graph.initializer, [*constants, *written.constants])
+    replace_items(model.graph.node, [*written.nodes, *model.graph.node])
     write_ranges(model, ranges)
     return model
 
@@ -68,8 +69,7 @@ def at(model: onnx.ModelProto, sizes: Mapping[str, int]) -> onnx.ModelProto:
     model
         As :func:`with_names` writes it, perhaps planned since; not changed.
     """
-    bound = onnx.ModelProto()
-    bound.CopyFrom(model)
+    bound = deepcopy(model)
     graph = bound.graph
     for value in graph.input:
         for dim in value.type.tensor_type.shape.dim:
@@ -87,25 +87,18 @@ def at(model: onnx.ModelProto, sizes: Mapping[str, int]) -> onnx.ModelProto:
     part.output.extend(onnx.ValueInfoProto(name=name) for name in results)
     opset = next(entry.version for entry in model.opset_import if not entry.domain)
     arrays = evaluated(part, feeds, opset) if results else []
-    _replace(graph.node, others)
+    replace_items(graph.node, others)
     still = {name for node in others for name in node.input}
     constants = [tensor for tensor in graph.initializer if tensor.name in still]
     computed = [numpy_helper.from_array(np.asarray(a), n) for n, a in zip(results, arrays, strict=True)]
-    _replace(graph.initializer, [*constants, *computed])
+    replace_items(graph.initializer, [*constants, *computed])
     del graph.value_info[:]
-    properties = [entry for entry in bound.metadata_props if entry.key != "campo_onnx.sizes"]
-    _replace(bound.metadata_props, properties)
+    write_ranges(bound, {})
     types = import_model(bound, any_type=True).view.tensors
     for value in graph.output:
         shape = types[value.name].shape
         value.CopyFrom(helper.make_tensor_value_info(value.name, types[value.name].dtype, shape))
     return bound
-
-
-def _replace(field_of_model: Any, items: Sequence[Any]) -> None:
-    copies = [type(item).FromString(item.SerializeToString()) for item in items]
-    del field_of_model[:]
-    field_of_model.extend(copies)
 
 
 def _is_size(formula: Formula, place: int, count: int) -> bool:

@@ -5,6 +5,7 @@ much the outputs move along ``v`` when the tensor is moved by a little ``d``.
 """
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 
 import onnx
 from onnx import ModelProto, TensorProto
@@ -104,8 +105,7 @@ class Reverse:
     def model(self, outputs: Mapping[str, Value]) -> ModelProto:
         """Write the step with its gradients; only `outputs` are computed."""
         added = self.graph.model(outputs, optional_inputs=frozenset())
-        result = ModelProto()
-        result.CopyFrom(self._model)
+        result = deepcopy(self._model)
         del result.graph.output[:], result.graph.value_info[:]
         stored = {tensor.name for tensor in result.graph.initializer} | set(self._view.tensors)
         result.graph.input.extend(added.graph.input)

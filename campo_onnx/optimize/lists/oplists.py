@@ -45,10 +45,6 @@ class OpLists:
     ----------
     name
         Name of the preset or of the user's file; overrides show in it.
-    title
-        One line for people.
-    allow, infer, clear, deny, unlisted
-        Operators by :class:`OpClass`.
     patterns
         Pattern rules in force, out of :data:`PATTERNS`.
     taint_through_decisions
@@ -110,13 +106,7 @@ def preset_names() -> tuple[str, ...]:
 
 
 def preset(name: str) -> OpLists:
-    """Return lists that come with the package.
-
-    Raises
-    ------
-    UsageError
-        When there is no preset of this name.
-    """
+    """Return lists that come with the package."""
     names = preset_names()
     if name not in names:
         raise UsageError(f"unknown op lists {name!r}", remedy=did_you_mean(name, names))
@@ -160,12 +150,6 @@ def with_overrides(
     allow, infer, clear, deny
         Operators as users write them (``"Exp"``, ``"com.microsoft:ConvGrad"``), by the list they
         move to; those that `lists` does not know are added.
-
-    Raises
-    ------
-    UsageError
-        When a name is malformed, is given for two lists, or is in :data:`SAFETY_DENY` and would
-        be released.
     """
 
     def where(_: str) -> str:

@@ -29,11 +29,6 @@ def unmatched(
     lists
         Lists from a file of the user's. It may name operators that this graph lacks, but none that no
         graph has.
-
-    Returns
-    -------
-    tuple of str
-        A sentence for each, with a suggestion where something similar is in the graph.
     """
     labels = sorted({node.op.label for node in view.nodes})
     names = [node.name for node in view.nodes]

@@ -116,11 +116,6 @@ def open_axes(imported: Imported, dims: Mapping[str, int]) -> frozenset[Axis]:
 
     Without bound dimensions there are none. With some, an axis is fixed if it belongs to an
     initializer, or if the model declares the very size it was planned with.
-
-    Parameters
-    ----------
-    imported
-        The graph, with symbolic dimensions bound for planning only.
     """
     if not dims:
         return frozenset()

@@ -67,8 +67,6 @@ def pad(
 
     Parameters
     ----------
-    problem
-        The question the plan answers, with costs that know of no padding.
     target
         Where the graph is to run: the roofline over its figures says by what factor padding
         shortens a kernel, and what Pads and Slices take.

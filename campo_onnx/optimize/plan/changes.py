@@ -12,7 +12,7 @@ from campo_onnx.optimize.plan.edits import ExistingCast, LowConstant, PlannedCas
 
 
 class NodeChange(NamedTuple):
-    """Precision of a node, and what changes at it, as in :class:`~campo_onnx.optimize.plan.edits.Decision`."""
+    """Precision of a node, and what changes at it, as its Decision has it."""
 
     precision: Precision | None
     low_inputs: tuple[int, ...] = ()

@@ -17,14 +17,8 @@ class Decision:
 
     Parameters
     ----------
-    node, op_type, op_class
-        The node, its operator's label and its class.
     precision
         What it runs in; None for a node that computes no floating point we change.
-    decided_by, facts
-        Why; together they make :attr:`reason`.
-    fp32_us
-        Its time as given.
     gain_us
         What low precision saves on this node before casts (also where it was not chosen), the pads
         of this plan included.
@@ -41,8 +35,6 @@ class Decision:
     follows
         Positions of inputs that read the low version though the node stays as it is: a reader of
         shapes whose FP32 tensor is no longer made.
-    module, kind, source
-        Where the node comes from, as :class:`campo_onnx.ir.origin.Origin` has it.
     """
 
     node: str
@@ -200,8 +192,6 @@ class PlannedPad:
 
     Parameters
     ----------
-    output
-        Its output, or None where that keeps its size.
     gain_us
         What its kernel saves, Pads and Slices not counted.
     pads_us

@@ -13,13 +13,6 @@ _NAMED = 3  # neighbours that a sentence names
 def explained(plan: Plan, node: str) -> tuple[str, ...]:
     """Say in sentences why a node has its precision, and what would change it.
 
-    Parameters
-    ----------
-    plan
-        The plan.
-    node
-        Name of one of its nodes.
-
     Returns
     -------
     tuple of str

@@ -27,16 +27,10 @@ class Plan:
 
     Parameters
     ----------
-    strategy, lists
-        How it was decided.
     device, runtime, source
         The target it was decided for, and where the costs come from (``datasheet``: an estimate).
     captured
         Whether the costs are of a step that runs as a captured CUDA graph.
-    low
-        The low precision.
-    fp32_us, predicted_us
-        Predicted step of the given graph and of the planned one.
     lower_bound_us
         What no assignment under the same lists, safety rules and costs can go below; None where
         the strategy proves nothing. Equal to `predicted_us` but for rounding when optimal.
@@ -46,25 +40,12 @@ class Plan:
     digest
         Fingerprint of the graph it fits, constants included; ``""`` for a plan of an earlier
         version, which can be read but not executed.
-    casts
-        New Casts.
     reused, dropped
         Casts of the given graph that more nodes read, and those that are left out.
-    constants
-        Constants that get a low version.
-    pads
-        Products that are zero-padded.
     ranges
         Declared and measured ranges of graph inputs that it relies on.
-    decisions
-        Every node, in the order of the graph.
     rules
         What each rule costs, where that was asked for.
-
-    Raises
-    ------
-    ValueError
-        If it says two things of one node, tensor or Cast.
     """
 
     strategy: str
@@ -173,15 +154,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str | bytes, *, title: str = "the plan") -> "Plan":
-        """Read a plan back.
-
-        Raises
-        ------
-        UsageError
-            If the text is not a plan, or one of a newer version.
-        PlanMismatchError
-            If it was changed after it was written.
-        """
+        """Read a plan back."""
         return decode(text, title, _FILE)
 
     def check_fits(self, imported: Imported) -> None:

@@ -39,15 +39,7 @@ def encode(plan: P, form: Format[P]) -> str:
 
 
 def decode(text: str | bytes, title: str, form: Format[P]) -> P:
-    """Read :func:`encode` back.
-
-    Raises
-    ------
-    UsageError
-        If it is something else, damaged, or of a newer version.
-    PlanMismatchError
-        If it was changed after it was written.
-    """
+    """Read :func:`encode` back."""
     try:
         document = from_json(text)
     except DecodeError as error:

@@ -30,13 +30,7 @@ class OpRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptRow:
-    """Nodes that stayed FP32 for one reason.
-
-    Parameters
-    ----------
-    op_types
-        The operators it concerns most, as ``"Mul 12, Add 3"``.
-    """
+    """Nodes that stayed FP32 for one reason."""
 
     reason: Reason
     why: str
@@ -55,12 +49,8 @@ class Report:
         Nodes of floats in the planned graph, without Casts that it drops.
     other_low
         Nodes that the file has in another low precision, each with their count.
-    ops
+    ops, kept
         Rows by predicted FP32 time, longest first.
-    kept
-        Rows by predicted FP32 time, longest first.
-    unknown_ops
-        Operators no list knows, with their count.
     """
 
     plan: Plan

@@ -36,11 +36,6 @@ def rewrite(imported: Imported, plan: Plan) -> onnx.ModelProto:
     onnx.ModelProto
         The mixed-precision model. Initializers whose bytes lie outside the model file still do,
         also where a low version of them is wanted; the exporter converts those as it writes.
-
-    Raises
-    ------
-    PlanMismatchError
-        If the plan was made for another graph, or what it says does not hold together.
     """
     check_consistent(plan, imported)
     edited = _edited(imported, plan)
@@ -201,14 +196,11 @@ class _Rewriting:
 
     def new_tensor(self, stem: str) -> gs.Tensor:
         """Make a tensor with a name of its own, close to `stem`."""
-        name = fresh(stem, self._taken_tensors)
-        self._taken_tensors.add(name)
-        return gs.Variable(name)
+        return gs.Variable(fresh(stem, self._taken_tensors))
 
     def new_node(self, op_type: str, stem: str, inputs: Sequence[gs.Tensor], output: gs.Tensor) -> gs.Node:
         """Make a node with a name of its own, which stands nowhere yet."""
         name = fresh(stem, self._taken_nodes)
-        self._taken_nodes.add(name)
         return gs.Node(op_type, name=name, inputs=list(inputs), outputs=[output])
 
     def result(self) -> _Edited:
