@@ -18,6 +18,7 @@ from campo_onnx.export.torch import export_training_step
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ops.facts import work_of
+from campo_onnx.ops.multiples import Multiples
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.spec import Family
 from campo_onnx.optimize.plan.assemble import make_plan
@@ -66,7 +67,7 @@ def features(imported: Imported) -> Row:
     counted = traffic(view)
     gemms = [gemm for node in view.nodes for gemm in work_of(view.signature(node.name)).gemms]
     flops = math.fsum(gemm.flops for gemm in gemms)
-    aligned = math.fsum(gemm.flops for gemm in gemms if gemm.is_aligned())
+    aligned = math.fsum(gemm.flops for gemm in gemms if gemm.is_aligned(Multiples.of_all(8)))
     pooled = counted.by_family.get(Family.POOLING)
     return {
         "nodes": len(view.nodes),

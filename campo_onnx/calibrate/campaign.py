@@ -163,7 +163,7 @@ def _nodes_of(workload: Workload, machine: Machine, precision: Precision) -> Ite
     for _, cast in cast_samples(workload.casts, workload.largest_cast_elements, precision):
         yield cast
     for op in workload.ops:
-        for signature in samples_of(op, workload.sampling):
+        for signature in samples_of(op, workload.sampling, on_cpu=machine.provider == "cpu"):
             if not has_kernel(signature, machine, precision):
                 continue
             low = lowered(signature, ports_of(signature, precision), precision)

@@ -5,7 +5,7 @@ on shapes kept out of the fit.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeAlias, TypeVar
@@ -185,11 +185,48 @@ TIME_FEATURES = ("moved_bytes", "flops", "waves", "beyond_l2_bytes")
 """Features that predict FP32 times; all follow from shapes."""
 
 
-def fit_time(events: Sequence[Mapping[str, float]], fp32_us: Sequence[float]) -> TimeModel:
-    """Fit FP32 times, for devices that are not at hand: relative, non-negative least squares."""
-    columns = [np.asarray([row[name] for row in events]) for name in TIME_FEATURES]
-    *weights, constant_us = _solve(columns, np.asarray(fp32_us), relative=True, non_negative=True)
-    return TimeModel(features=TIME_FEATURES, weights=tuple(weights), constant_us=constant_us)
+def fit_time(
+    events: Sequence[Mapping[str, float]], fp32_us: Sequence[float], *, keeps_samples: bool = True
+) -> TimeModel:
+    """Fit FP32 times, for devices that are not at hand.
+
+    A sum of features (relative, non-negative least squares), which samples nearby correct where
+    cross-validation says that they do: what kernels make of thin or odd shapes is in no sum.
+
+    Parameters
+    ----------
+    keeps_samples
+        Whether the model may hold samples.
+    """
+    rows = list(zip(events, fp32_us, strict=True))
+    corrections = [method for method in METHODS if method.keeps_samples]
+    candidates = [None, *(corrections if keeps_samples and len(rows) >= _FEWEST else ())]
+    scores = [_time_score(rows, method) for method in candidates] if len(candidates) > 1 else [0.0]
+    return _time_model(rows, candidates[int(np.argmax(scores))])
+
+
+def _time_model(rows: Sequence[tuple[Mapping[str, float], float]], correction: Method | None) -> TimeModel:
+    columns = [np.asarray([events[name] for events, _ in rows]) for name in TIME_FEATURES]
+    fp32_us = np.asarray([time_us for _, time_us in rows])
+    *weights, constant_us = _solve(columns, fp32_us, relative=True, non_negative=True)
+    model = TimeModel(features=TIME_FEATURES, weights=tuple(weights), constant_us=constant_us)
+    sums_us = [model.fp32_us(events) for events, _ in rows]
+    if correction is None or min(sums_us) <= 0:
+        return model
+    samples = [
+        Sample(fp32_us=sum_us, low_us=row[1], events=row[0])
+        for sum_us, row in zip(sums_us, rows, strict=True)
+    ]
+    return replace(model, residual=fit_op(samples, (), correction))
+
+
+def _time_score(rows: Sequence[tuple[Mapping[str, float], float]], correction: Method | None) -> float:
+    """M_A of a model of FP32 times in cross-validation."""
+    scores = []
+    for rest, tests in _folds(rows):
+        model = _time_model(rest, correction)
+        scores.append(model_accuracy([model.fp32_us(events) for events, _ in tests], [us for _, us in tests]))
+    return float(np.mean(scores))
 
 
 _FEWEST_CASTS = 2  # Eq. 1 has two unknowns
@@ -317,9 +354,14 @@ def fit_best(samples: Sequence[Sample], methods: Sequence[Method] = METHODS) -> 
 
 
 def _cross_validated(samples: Sequence[Sample], method: Method) -> float:
-    scores = []
-    for fold in range(_FOLDS):
-        rest = [s for i, s in enumerate(samples) if i % _FOLDS != fold]
-        training = [s for i, s in enumerate(samples) if i % _FOLDS == fold]
-        scores.append(accuracy(fit_op(rest, select(rest), method), training))
+    scores = [accuracy(fit_op(rest, select(rest), method), tests) for rest, tests in _folds(samples)]
     return float(np.mean(scores))
+
+
+def _folds(samples: Sequence[T]) -> Iterator[tuple[list[T], list[T]]]:
+    """Split samples into those to fit and those to test with, in as many ways as there are folds."""
+    for fold in range(_FOLDS):
+        yield (
+            [sample for i, sample in enumerate(samples) if i % _FOLDS != fold],
+            [sample for i, sample in enumerate(samples) if i % _FOLDS == fold],
+        )

@@ -101,17 +101,20 @@ def matern(distance: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeModel:
-    """FP32 time from what follows from shapes: ``sum(w_i * event_i) + constant``.
+    """FP32 time from what follows from shapes: ``sum(w_i * event_i) + constant``, times a ratio.
 
     Parameters
     ----------
     features, weights
         Events and their weights in microseconds, none negative.
+    residual
+        Measured times over that sum, as samples nearby have it; None where the sum alone predicts better.
     """
 
     features: tuple[str, ...]
     weights: tuple[float, ...]
     constant_us: float
+    residual: OpModel | None = None
 
     def __post_init__(self) -> None:
         """Refuse models that cannot predict."""
@@ -120,7 +123,8 @@ class TimeModel:
     def fp32_us(self, events: Mapping[str, float]) -> float:
         """Predict the FP32 time of a node."""
         pairs = zip(self.features, self.weights, strict=True)
-        return sum(w * events[name] for name, w in pairs) + self.constant_us
+        sum_us = sum(w * events[name] for name, w in pairs) + self.constant_us
+        return sum_us if self.residual is None else self.residual.low_us(sum_us, events)
 
 
 def _check_linear(features: tuple[str, ...], weights: tuple[float, ...], constant_us: float) -> None:

@@ -115,7 +115,7 @@ def calibrate(
     drawn = {
         op: tuple(
             typed(signature, precision)
-            for signature in samples_of(op, workload.sampling, grouped=_takes_any_size(target.hardware))
+            for signature in samples_of(op, workload.sampling, on_cpu=not target.hardware.is_gpu)
         )
         for op in workload.ops
     }
@@ -207,18 +207,15 @@ def _too_little(why: str) -> ProfileError:
 def takes_tensor_cores(signature: Signature, hardware: Hardware, precision: Precision) -> bool:
     """Whether tensor cores take all matrix products of a node in the low precision, unpadded.
 
-    Where they take any size, as a CPU's BF16 units do, kernels differ for grouped convolutions instead.
+    On a CPU kernels differ for grouped convolutions, too.
     """
     gemms = work_of(signature).gemms
     if not gemms or hardware.tensor_flops_per_s(precision) is None:
         return False
-    if _takes_any_size(hardware):
-        return bool(signature.attribute("group", 1) == 1)
-    return all(gemm.is_aligned() for gemm in gemms)
-
-
-def _takes_any_size(hardware: Hardware) -> bool:
-    return hardware.efficiency.unaligned == 1.0
+    is_grouped = hardware.processor == "cpu" and signature.attribute("group", 1) != 1
+    takes_any_size = hardware.efficiency.unaligned == 1.0
+    multiples = hardware.multiples(precision)
+    return not is_grouped and (takes_any_size or all(gemm.is_aligned(multiples) for gemm in gemms))
 
 
 def typed(signature: Signature, precision: Precision) -> Signature:
@@ -295,7 +292,7 @@ def _fit(
         raise ProfileError(
             "nothing could be calibrated", why=why, remedy="Choose other operators with --ops."
         )
-    general_time = _fit_time(everything, target.hardware)
+    general_time = _fit_time(everything, target.hardware, keeps_samples=False)
     entries = []
     for (op, on_tensor_cores), (fitted, held_out) in halves.items():
         best = fit_best([pair.sample for pair in fitted])
@@ -346,9 +343,9 @@ def _fit_counted(fitted: Sequence[_Pair], held_out: Sequence[_Pair]) -> tuple[Op
     return (best.model, accuracy(best.model, samples(held_out))) if best is not None else (None, None)
 
 
-def _fit_time(pairs: Sequence[_Pair], hardware: Hardware) -> TimeModel:
+def _fit_time(pairs: Sequence[_Pair], hardware: Hardware, *, keeps_samples: bool = True) -> TimeModel:
     events = [static_events(pair.signature, hardware) for pair in pairs]
-    return fit_time(events, [pair.sample.fp32_us for pair in pairs])
+    return fit_time(events, [pair.sample.fp32_us for pair in pairs], keeps_samples=keeps_samples)
 
 
 def _roofline_us(signature: Signature, target: Target, precision: Precision) -> float:

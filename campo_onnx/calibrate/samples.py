@@ -42,20 +42,26 @@ class Sampling:
     seed: int = 0
 
 
-def samples_of(label: str, sampling: Sampling, *, grouped: bool = False) -> tuple[Signature, ...]:
+_PRODUCTS = ("MatMul", "Gemm", *GROUPED)
+_MORE_PRODUCTS = 3
+
+
+def samples_of(label: str, sampling: Sampling, *, on_cpu: bool = False) -> tuple[Signature, ...]:
     """Draw FP32 nodes of one op, all different.
 
     Parameters
     ----------
-    grouped
-        Whether, of convolutions, half as many grouped and depthwise ones follow.
+    on_cpu
+        Whether they are for a CPU, whose kernels differ most by shape: of products and convolutions three
+        times as many are drawn, and of convolutions half as many grouped and depthwise ones follow.
     """
     if label not in GENERATORS:
         raise UsageError(
             f"no samples can be drawn of {label!r}", remedy=f"Choose among: {', '.join(SAMPLED_OPS)}."
         )
-    dense = _drawn(label, GENERATORS[label], sampling)
-    if not grouped or label not in GROUPED:
+    more = _MORE_PRODUCTS if on_cpu and label in _PRODUCTS else 1
+    dense = _drawn(label, GENERATORS[label], replace(sampling, count=sampling.count * more))
+    if not on_cpu or label not in GROUPED:
         return dense
     half = replace(sampling, count=max(sampling.count // 2, 9), seed=sampling.seed + 1)
     return (*dense, *_drawn(label, GROUPED[label], half))

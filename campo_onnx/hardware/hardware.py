@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, fields
 
 from campo_onnx.errors import ProfileError
+from campo_onnx.ops.multiples import Multiples
 from campo_onnx.ops.precision import Precision
 
 PROCESSORS = ("cpu", "cuda", "intel_gpu")
@@ -123,6 +124,22 @@ class Hardware:
     def effective_bytes_per_us(self) -> float:
         """Memory bandwidth that kernels reach."""
         return self.memory_bandwidth_bytes_per_s * self.efficiency.bandwidth / 1e6
+
+    def multiples(self, precision: Precision) -> Multiples:
+        """Multiples that the sizes of a product should be of.
+
+        Tensor cores of GPUs load 16 bytes at a time: 8 elements of FP16 and BF16, 4 of TF32. CPUs multiply
+        groups of 4 bytes along K, in tiles and in vectors: pairs in BF16.
+
+        Examples
+        --------
+        >>> from campo_onnx.hardware.datasheet import device
+        >>> device("v100").multiples(Precision.FP16).n, device("cpu_amx").multiples(Precision.BF16).k
+        (8, 2)
+        """
+        if self.is_gpu:
+            return Multiples.of_all(16 // precision.itemsize_bytes)
+        return Multiples(m=1, n=1, k=4 // precision.itemsize_bytes, channels=1, repacks_left=True)
 
     def vector_flops_per_s(self, precision: Precision) -> float | None:
         """Peak without tensor cores in a precision; None without such arithmetic."""

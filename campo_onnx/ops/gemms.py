@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from campo_onnx.ops.multiples import Multiples
 from campo_onnx.ops.signature import Shape, Signature
 
 UNTOUCHED = "."
@@ -33,6 +34,8 @@ class GemmShape:
         Products that follow one another and cannot run at once: the time steps of an RNN.
     channels
         Input and output channels per group; empty for a plain product.
+    left_transposed
+        Whether the left factor lies in memory as ``(k, m)``.
     """
 
     m: int
@@ -41,26 +44,27 @@ class GemmShape:
     batch: int = 1
     steps: int = 1
     channels: tuple[int, ...] = ()
+    left_transposed: bool = False
 
     @property
     def flops(self) -> float:
         """FLOPs of all batches and steps."""
         return 2.0 * self.m * self.n * self.k * self.batch * self.steps
 
-    def is_aligned(self, multiple: int = 8) -> bool:
+    def is_aligned(self, multiples: Multiples) -> bool:
         """Whether tensor cores take it unpadded.
-
-        FP16 and BF16 want 16 bytes, so multiples of 8, of M, N and K, and for a convolution of
-        the input and output channels of each group; TF32 wants multiples of 4.
 
         Examples
         --------
-        >>> GemmShape(m=64, n=1001, k=2048).is_aligned()
+        >>> GemmShape(m=64, n=1001, k=2048).is_aligned(Multiples.of_all(8))
         False
-        >>> GemmShape(m=9, n=64, k=576, channels=(64, 64)).is_aligned()
+        >>> GemmShape(m=9, n=64, k=576, channels=(64, 64)).is_aligned(Multiples.of_all(8))
         True
         """
-        return all(dim % multiple == 0 for dim in self.channels or (self.m, self.n, self.k))
+        if self.channels:
+            return all(channels % multiples.channels == 0 for channels in self.channels)
+        k = 1 if multiples.repacks_left and self.left_transposed else multiples.k
+        return not (self.m % multiples.m or self.n % multiples.n or self.k % k)
 
 
 def matmul(signature: Signature, a: Shape, b: Shape) -> tuple[GemmShape, ...]:
@@ -68,9 +72,11 @@ def matmul(signature: Signature, a: Shape, b: Shape) -> tuple[GemmShape, ...]:
     a, b = factors(signature, a, b)
     *batch_a, m, k = a if len(a) > 1 else (1, *a)
     *batch_b, _, n = b if len(b) > 1 else (*b, 1)
+    transposed = bool(signature.attribute("transA", 0))
     if math.prod(batch_b) == 1:  # one matrix for all rows: a single tall product
-        return (GemmShape(m=math.prod(batch_a) * m, n=n, k=k),)
-    return (GemmShape(m=m, n=n, k=k, batch=math.prod(_broadcast(batch_a, batch_b))),)
+        return (GemmShape(m=math.prod(batch_a) * m, n=n, k=k, left_transposed=transposed),)
+    batch = math.prod(_broadcast(batch_a, batch_b))
+    return (GemmShape(m=m, n=n, k=k, batch=batch, left_transposed=transposed),)
 
 
 def factors(
@@ -111,7 +117,7 @@ def _broadcast(a: Iterable[int], b: Iterable[int]) -> list[int]:
 def gemm(signature: Signature, a: Shape, b: Shape) -> tuple[GemmShape, ...]:
     """Gemm: matrices, with transA and transB."""
     (m, k), (_, n) = factors(signature, a, b)
-    return (GemmShape(m=m, n=n, k=k),)
+    return (GemmShape(m=m, n=n, k=k, left_transposed=bool(signature.attribute("transA", 0))),)
 
 
 def gemm_axes(signature: Signature) -> tuple[str, ...]:

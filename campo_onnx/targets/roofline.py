@@ -107,17 +107,6 @@ def utilization(gemm: GemmShape, sm_count: int) -> float:
     return min(1.0, max(1, blocks) / sm_count)
 
 
-def tensor_core_multiple(precision: Precision) -> int:
-    """Multiple that dimensions of a product should have: tensor cores load 16 bytes at a time.
-
-    Examples
-    --------
-    >>> tensor_core_multiple(Precision.FP16)
-    8
-    """
-    return 16 // precision.itemsize_bytes
-
-
 def gemm_rate(gemm: GemmShape, target: Target, precision: Precision) -> tuple[float, bool]:
     """FLOPs per second of a product, and whether that is on tensor cores.
 
@@ -129,7 +118,7 @@ def gemm_rate(gemm: GemmShape, target: Target, precision: Precision) -> tuple[fl
     peak = target.tensor_flops_per_s(precision)
     if peak is None:
         return plain, False
-    aligned = gemm.is_aligned(tensor_core_multiple(precision))
+    aligned = gemm.is_aligned(target.hardware.multiples(precision))
     share = target.hardware.efficiency.tensor_cores * (
         1.0 if aligned else target.hardware.efficiency.unaligned
     )

@@ -192,6 +192,28 @@ def test_fp32_time_from_shapes() -> None:
     model = fit_time(rows, times)
     assert model.fp32_us(rows[0]) == pytest.approx(times[0], rel=1e-3)
     assert min(model.weights) >= 0
+    assert model.residual is None  # the sum is exact, and samples could only add noise
+
+
+def test_fp32_times_that_no_sum_explains_are_corrected_by_samples() -> None:
+    random = np.random.default_rng(1)
+
+    def drawn() -> tuple[dict[str, float], float]:
+        flops = float(10 ** random.uniform(5, 9))
+        intensity = float(10 ** random.uniform(-1, 2))
+        row = {"moved_bytes": flops / intensity, "flops": flops, "waves": 1.0, "beyond_l2_bytes": 0.0}
+        # The rate of thin products falls with the root of their intensity.
+        return row, flops / 1e5 * max(1.0, (30 / intensity) ** 0.5)
+
+    fitted, tests = [drawn() for _ in range(60)], [drawn() for _ in range(60)]
+    events, times = map(list, zip(*fitted, strict=True))
+
+    def score(model: TimeModel) -> float:
+        return model_accuracy([model.fp32_us(row) for row, _ in tests], [us for _, us in tests])
+
+    corrected = fit_time(events, times)
+    assert corrected.residual is not None
+    assert score(corrected) > 0.9 > score(fit_time(events, times, keeps_samples=False))
 
 
 def model(**changes: object) -> OpModel:

@@ -26,6 +26,7 @@ from campo_onnx.measure.one_node import NODE, one_node_view
 from campo_onnx.measure.store import Store
 from campo_onnx.ops.facts import moved_bytes, ports_of, work_of
 from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.multiples import Multiples
 from campo_onnx.ops.ports import Ports, lowered
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import FLOAT, Signature, make_signature
@@ -50,7 +51,7 @@ def physics_us(signature: Signature) -> float:
     """A GPU that obeys its bytes and FLOPs, with faster products in FP16 where they are aligned."""
     is_low = any(info.dtype == TensorProto.FLOAT16 for info in signature.operands)
     work = work_of(signature)
-    aligned = bool(work.gemms) and all(gemm.is_aligned() for gemm in work.gemms)
+    aligned = bool(work.gemms) and all(gemm.is_aligned(Multiples.of_all(8)) for gemm in work.gemms)
     rate = 1e6 * (8 if is_low and aligned else 1)
     return 4 + moved_bytes(signature, Ports(), None) / 1e6 + work.flops / rate
 

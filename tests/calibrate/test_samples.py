@@ -11,6 +11,7 @@ from campo_onnx.calibrate.samples import Sampling, cast_samples, samples_of
 from campo_onnx.errors import UsageError
 from campo_onnx.measure.one_node import one_node_model
 from campo_onnx.ops.facts import ports_of, work_of
+from campo_onnx.ops.multiples import Multiples
 from campo_onnx.ops.ports import lowered
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature
@@ -44,7 +45,7 @@ def test_sizes_spread_over_orders_of_magnitude() -> None:
 @pytest.mark.parametrize("op", ["MatMul", "Gemm", "Conv", "ConvTranspose"])
 def test_aligned_and_unaligned_products(op: str) -> None:
     drawn = samples_of(op, Sampling(count=60, largest_bytes=1e8, largest_flops=1e12))
-    aligned = sum(all(gemm.is_aligned() for gemm in work_of(s).gemms) for s in drawn)
+    aligned = sum(all(gemm.is_aligned(Multiples.of_all(8)) for gemm in work_of(s).gemms) for s in drawn)
     assert 20 <= aligned <= 40
 
 

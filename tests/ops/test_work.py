@@ -10,6 +10,7 @@ from campo_onnx.ir.view import GraphView, OpNode, TensorInfo, TensorKind
 from campo_onnx.ops.facts import moved_bytes, work_of
 from campo_onnx.ops.gemms import GemmShape
 from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.multiples import Multiples
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.registry import spec
@@ -17,6 +18,7 @@ from campo_onnx.ops.work import Work, WorkKind
 
 MS = "com.microsoft"
 NO_PORTS = Ports()
+EIGHT = Multiples.of_all(8)
 
 
 def one_node(
@@ -84,7 +86,7 @@ def test_batched_attention_product() -> None:
 @pytest.mark.parametrize(
     ("a", "b", "attributes", "gemm"),
     [
-        ((5, 3), (5, 7), {"transA": 1}, GemmShape(m=3, n=7, k=5)),
+        ((5, 3), (5, 7), {"transA": 1}, GemmShape(m=3, n=7, k=5, left_transposed=True)),
         ((3, 5), (7, 5), {"transB": 1}, GemmShape(m=3, n=7, k=5)),
         ((2, 3, 5), (2, 7, 5), {"transB": 1}, GemmShape(m=3, n=7, k=5, batch=2)),
         # dims 0 and 1 swap first: (3, 2, 5) holds two matrices of 3 x 5
@@ -104,14 +106,14 @@ def test_gemm_honours_transpositions(trans_a: int, trans_b: int) -> None:
     a = (5, 3) if trans_a else (3, 5)
     b = (7, 5) if trans_b else (5, 7)
     counted = count(one_node("Gemm", [a, b, (7,)], [(3, 7)], transA=trans_a, transB=trans_b))
-    assert counted.gemms == (GemmShape(m=3, n=7, k=5),)
+    assert counted.gemms == (GemmShape(m=3, n=7, k=5, left_transposed=bool(trans_a)),)
 
 
 def test_stem_convolution_of_resnet50() -> None:
     counted = count(one_node("Conv", [(64, 3, 224, 224), (64, 3, 7, 7)], [(64, 64, 112, 112)]))
     assert counted.gemms == (GemmShape(m=64 * 112 * 112, n=64, k=147, channels=(3, 64)),)
     assert counted.flops == 2 * 118_013_952 * 64  # 118 M multiply-adds an image
-    assert not counted.gemms[0].is_aligned()
+    assert not counted.gemms[0].is_aligned(EIGHT)
 
 
 def test_grouped_and_depthwise_convolutions() -> None:
@@ -119,7 +121,7 @@ def test_grouped_and_depthwise_convolutions() -> None:
     assert grouped.gemms == (GemmShape(m=16, n=8, k=36, batch=2, channels=(4, 8)),)
     depthwise = count(one_node("Conv", [(1, 8, 6, 6), (8, 1, 3, 3)], [(1, 8, 4, 4)], group=8))
     assert depthwise.flops == 2 * 8 * 16 * 9
-    assert not depthwise.gemms[0].is_aligned()
+    assert not depthwise.gemms[0].is_aligned(EIGHT)
 
 
 @pytest.mark.parametrize("group", [1, 2])
@@ -186,10 +188,19 @@ def test_einsum_goes_pairwise(
 
 
 def test_alignment_of_products_and_channels() -> None:
-    assert GemmShape(m=8, n=16, k=24).is_aligned()
-    assert not GemmShape(m=8, n=16, k=20).is_aligned()
-    assert GemmShape(m=8, n=16, k=20).is_aligned(4)
-    assert GemmShape(m=49, n=64, k=27, channels=(8, 64)).is_aligned()
+    assert GemmShape(m=8, n=16, k=24).is_aligned(EIGHT)
+    assert not GemmShape(m=8, n=16, k=20).is_aligned(EIGHT)
+    assert GemmShape(m=8, n=16, k=20).is_aligned(Multiples.of_all(4))
+    assert GemmShape(m=49, n=64, k=27, channels=(8, 64)).is_aligned(EIGHT)
+
+
+def test_pairs_along_the_sums_are_enough_where_a_transposed_factor_is_copied() -> None:
+    pairs = Multiples(m=1, n=1, k=2, channels=1, repacks_left=True)
+    assert GemmShape(m=9, n=17, k=20).is_aligned(pairs)
+    assert not GemmShape(m=8, n=16, k=21).is_aligned(pairs)
+    assert GemmShape(m=8, n=16, k=21, left_transposed=True).is_aligned(pairs)
+    assert not GemmShape(m=8, n=16, k=21, left_transposed=True).is_aligned(EIGHT)
+    assert GemmShape(m=49, n=64, k=27, channels=(3, 63)).is_aligned(pairs)
 
 
 def test_elementwise_and_reduction_count_their_largest_tensor() -> None:

@@ -5,9 +5,10 @@ import pytest
 from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.gemms import GemmShape
 from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.multiples import Multiples
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import FLOAT, make_signature
-from campo_onnx.targets.roofline import cast_us, copy_us, node_time, tensor_core_multiple, utilization
+from campo_onnx.targets.roofline import cast_us, copy_us, node_time, utilization
 from campo_onnx.targets.target import target
 
 V100 = target("v100")
@@ -42,7 +43,8 @@ def test_without_arithmetic_in_it_a_precision_costs_its_casts() -> None:
 
 
 def test_tensor_cores_load_sixteen_bytes() -> None:
-    assert [tensor_core_multiple(p) for p in (Precision.FP32, FP16, Precision.BF16)] == [4, 8, 8]
+    multiples = [V100.hardware.multiples(p) for p in (Precision.FP32, FP16, Precision.BF16)]
+    assert multiples == [Multiples.of_all(4), Multiples.of_all(8), Multiples.of_all(8)]
 
 
 def test_a_copy_costs_its_bytes_and_a_launch() -> None:

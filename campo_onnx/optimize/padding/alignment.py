@@ -16,6 +16,7 @@ from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.ops.facts import axes_of, work_of
 from campo_onnx.ops.gemms import UNTOUCHED
+from campo_onnx.ops.multiples import Multiples
 from campo_onnx.ops.signature import Shape, Signature
 
 Ends: TypeAlias = tuple[int, ...]
@@ -60,14 +61,12 @@ def _longer(shape: Shape | None, ends: Ends) -> Shape:
 
 
 def alignment_of(
-    node: OpNode, view: GraphView, multiple: int, open_axes: frozenset[Axis] = frozenset()
+    node: OpNode, view: GraphView, multiples: Multiples, open_axes: frozenset[Axis] = frozenset()
 ) -> Alignment | None:
-    """Find the least zero padding that makes every dimension of a product a multiple.
+    """Find the least zero padding that makes tensor cores take a product.
 
     Parameters
     ----------
-    multiple
-        What M, N and K, or the channels of a convolution, are to be multiples of.
     open_axes
         Axes whose size the written file does not fix; what they have to do with stays.
 
@@ -85,7 +84,7 @@ def alignment_of(
     if parts is None:
         return None
     (product,) = work_of(signature).gemms
-    if product.is_aligned(multiple):
+    if product.is_aligned(multiples):
         return None
     tensors = (*node.inputs, node.outputs[0])
     sizes: dict[str, int] = {}
@@ -95,11 +94,11 @@ def alignment_of(
             sizes[label] = size
             if Axis(tensor, position) not in open_axes:
                 closed.add(label)
-    missing = {
-        label: -size % (multiple // math.gcd(multiple, product.m // size if label == "m" else 1))
-        for label, size in sizes.items()
-        if label != UNTOUCHED
-    }
+    multiple_of = {"m": multiples.m, "n": multiples.n, "k": multiples.k}
+    multiple_of |= dict.fromkeys("io", multiples.channels)
+    if "m" in sizes:  # rows of all batches together
+        multiple_of["m"] //= math.gcd(multiples.m, product.m // sizes["m"])
+    missing = {label: -size % multiple_of[label] for label, size in sizes.items() if label != UNTOUCHED}
     if any(zeros and label not in closed for label, zeros in missing.items()):
         return None
     ends = [tuple(missing.get(label, 0) for label in labels) for labels in parts]

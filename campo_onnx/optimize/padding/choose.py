@@ -23,7 +23,7 @@ from campo_onnx.optimize.plan.edits import Decision, PadBy, PaddedTensor, Planne
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.problem import Padding, PossiblePad, Problem
 from campo_onnx.runtime.api import Support
-from campo_onnx.targets.roofline import copy_us, node_time, tensor_core_multiple
+from campo_onnx.targets.roofline import copy_us, node_time
 from campo_onnx.targets.target import Target
 
 _Want: TypeAlias = tuple[str, Ends]  # a tensor, and what its consumers want it longer by
@@ -151,7 +151,7 @@ def _candidates(
         ports = problem.ports[node.name]
         if node.name not in wanted or 0 not in ports.low_outputs:
             continue
-        alignment = alignment_of(node, view, tensor_core_multiple(low), limits.open_axes)
+        alignment = alignment_of(node, view, target.hardware.multiples(low), limits.open_axes)
         if alignment is None or not ports.low_inputs.issuperset(alignment.inputs):
             continue
         signature = view.signature(node.name)

@@ -12,16 +12,16 @@ from typing import Any, TypeAlias
 
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.errors import PlanMismatchError
+from campo_onnx.hardware.datasheet import devices
 from campo_onnx.ir.constants import is_external
 from campo_onnx.ir.importer import Imported
-from campo_onnx.ir.view import Use
+from campo_onnx.ir.view import OpNode, Use
 from campo_onnx.ops.facts import ports_of
 from campo_onnx.optimize.casts import cast_sites
-from campo_onnx.optimize.padding.alignment import Ends, alignment_of
+from campo_onnx.optimize.padding.alignment import Alignment, Ends, alignment_of
 from campo_onnx.optimize.plan.changes import Changes
 from campo_onnx.optimize.plan.edits import PadBy, PaddedTensor
 from campo_onnx.optimize.plan.plan import Plan
-from campo_onnx.targets.roofline import tensor_core_multiple
 
 _FREE = CastModel(r_us=0.0, c_i_us=0.0)
 """Casts without a price: only which ones there are is asked."""
@@ -91,14 +91,10 @@ class _Comparison:
         }
         for pad in self.plan.pads:
             node = self.view.node[pad.node]
-            alignment = alignment_of(node, self.view, tensor_core_multiple(self.plan.low))
             output = {} if pad.output is None else {pad.output.position: pad.output.ends}
-            if (
-                alignment is None
-                or not self.plan.decision[pad.node].is_lowered
-                or {part.position: part.ends for part in pad.inputs} != alignment.inputs
-                or output != ({} if alignment.output is None else {0: alignment.output})
-            ):
+            ends = {part.position: part.ends for part in pad.inputs}, output
+            alignment = next((fit for fit in self._alignments(node) if _ends_of(fit) == ends), None)
+            if alignment is None or not self.plan.decision[pad.node].is_lowered:
                 yield f"node {pad.node!r} is not padded to a size that fits tensor cores"
                 continue
             for part in pad.inputs:
@@ -107,6 +103,12 @@ class _Comparison:
             if pad.output is not None:
                 longer[pad.output.tensor] = pad.output.ends, alignment.zero_filled
                 yield from self._of_padded_output(pad.output, node.outputs[0], chained)
+
+    def _alignments(self, node: OpNode) -> Iterator[Alignment]:
+        """Give the sizes that fit some device; a plan may name one that is not among ours."""
+        for multiples in dict.fromkeys(device.multiples(self.plan.low) for device in devices().values()):
+            if (alignment := alignment_of(node, self.view, multiples)) is not None:
+                yield alignment
 
     def _has_source(self, part: PaddedTensor, longer: _Longer) -> bool:
         is_chain = longer.get(part.tensor) == (part.ends, True)

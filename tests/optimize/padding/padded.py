@@ -8,6 +8,7 @@ import onnx
 from campo_onnx.emulation.numerics import emulate, seeded
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ops.facts import work_of
+from campo_onnx.ops.multiples import Multiples
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.runtime.chunked_run import run as run_once
 from campo_onnx.runtime.registry import machine
@@ -82,4 +83,6 @@ def assert_valid(model, run):
 def assert_fits(model):
     view = import_model(model).view
     for node in view.nodes:
-        assert all(gemm.is_aligned(8) for gemm in work_of(view.signature(node.name)).gemms), node.name
+        assert all(
+            gemm.is_aligned(Multiples.of_all(8)) for gemm in work_of(view.signature(node.name)).gemms
+        ), node.name
