@@ -156,3 +156,8 @@ def _differences(what: str, key: str, planned: Sequence[Any], needed: Sequence[A
             yield f"it lacks a {what} {name!r} that its low nodes need"
         elif rows[name] != others[name]:
             yield f"its {what} {name!r} is not as its low nodes need it"
+
+
+def _ends_of(alignment: Alignment) -> tuple[dict[int, Ends], dict[int, Ends]]:
+    """Zeros at the ends of inputs and of the output, by position."""
+    return dict(alignment.inputs), {} if alignment.output is None else {0: alignment.output}
