@@ -24,9 +24,9 @@ def test_the_table_is_compact(program, capsys):
     assert program("devices") == 0
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert sum(any(line.strip().startswith(name) for name in devices()) for line in lines) == len(devices())
-    assert max(map(len, lines)) <= 110
-    machine = next(i for i, line in enumerate(lines) if line.startswith("This machine: "))
-    assert len([line for line in lines[:machine] if line]) <= len(devices()) + 3  # none is wrapped
+    rows = lines[: next(i for i, line in enumerate(lines) if line.startswith("This machine: "))]
+    assert max(map(len, rows)) <= 110
+    assert len([line for line in rows if line]) <= len(devices()) + 3  # none is wrapped
 
 
 def test_this_machine_is_described(program, capsys):
