@@ -1,18 +1,20 @@
 """Repairs of a graph that OpenVINO has read: forms that its plugin computes wrongly, or crashes on."""
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from campo_onnx.hardware.processor import this_processor
 from campo_onnx.runtime.openvino.installed import ov
 
 _BF16 = helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16)
-
-
+_CONVOLUTIONS = {"Convolution": "convolution", "GroupConvolution": "group_convolution"}
 _GROUPED = frozenset({"GroupConvolution", "GroupConvolutionBackpropData"})
+_TILE_DEPTH = 32  # numbers in BF16 that a row of a tile of AMX holds
 
 
 def repair(graph: Any) -> None:
@@ -32,6 +34,8 @@ def repair(graph: Any) -> None:
             _round(node)
         elif node.get_type_name() == "TopK":
             _stabilize(node)
+        elif node.get_type_name() in _CONVOLUTIONS and _has_tiles():
+            _lengthen_kernel(node)
     folding = ov.passes.Manager()
     folding.register_pass(ov.passes.ConstantFolding())
     folding.run_passes(graph)
@@ -64,6 +68,50 @@ def _stabilize(node: Any) -> None:
         names = ("axis", "mode", "sort", "index_element_type")
         data, count = node.input_values()
         _replace(node, ov.opset13.topk(data, count, *(settings[name] for name in names), stable=True))
+
+
+@cache
+def _has_tiles() -> bool:
+    """Whether BF16 runs on AMX here, or may: outside Linux nobody tells."""
+    processor = this_processor()
+    return processor is None or "amx_bf16" in processor.features
+
+
+def _lengthen_kernel(node: Any) -> None:
+    """Add zeros to the end of a convolution's kernel where the plugin's code for AMX goes wrong in BF16.
+
+    Where each row of the result is one column, it takes the stride for the distance between rows. Where
+    channels are few it multiplies a whole row of the kernel at once, and if that fills tiles, weights are
+    laid out otherwise than it reads them.
+    """
+    if node.get_element_type() != ov.Type.bf16 or node.get_output_partial_shape(0).is_dynamic:
+        return
+    settings = node.get_attributes()
+    data, weights = node.input_values()
+    strides, ends = list(settings["strides"]), list(settings["pads_end"])
+    dilations, rank = settings["dilations"], len(strides)
+    channels, *kernel = weights.get_shape()[-1 - rank :]
+    *rows, columns = node.get_output_shape(0)[-rank:]
+    longer = list(kernel)
+    if columns == 1 and strides[-1] > 1 and max(rows, default=1) > 1:
+        width = data.get_shape()[-1] + settings["pads_begin"][-1] + ends[-1]
+        longer[-1] = 1 + -(-(width - 1) // dilations[-1])
+        ends[-1] += (longer[-1] - 1) * dilations[-1] + 1 - width
+        strides[-1] = 1
+    axis = -1 if longer[-1] > 1 or rank == 1 else -2
+    depth = channels * longer[axis]
+    is_few = channels % 2 == 0 and channels < _TILE_DEPTH // 2
+    if is_few and dilations[axis] == 1 and depth > _TILE_DEPTH and depth % _TILE_DEPTH == 0:
+        longer[axis] += 1
+        ends[axis] += 1
+    if longer != kernel:
+        shape = list(weights.get_shape())
+        shape[axis] = longer[axis] - kernel[axis]
+        zeros = _constant(ov.Type.bf16, np.zeros(shape, np.float16))
+        weights = ov.opset13.concat([weights, zeros], axis)
+    if strides != settings["strides"] or longer != kernel:
+        write = getattr(ov.opset13, _CONVOLUTIONS[node.get_type_name()])
+        _replace(node, write(data, weights, strides, settings["pads_begin"], ends, dilations))
 
 
 def _part_group_weights(graph: Any) -> None:
