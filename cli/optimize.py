@@ -206,7 +206,7 @@ def _write(
     page: "Callable[[], str]",
 ) -> "Sequence[Path]":
     """Write the graph with its plan and its page, all of them or none."""
-    from campo_onnx.ir.exporter import export_with
+    from campo_onnx.ir.exporter import export_model
 
     output, plan, report = outputs.destination(model), outputs.plan, outputs.report
     with working(f"writing {output.name}"):
@@ -215,7 +215,7 @@ def _write(
             texts[report] = page()
         imported = optimized.imported
         read = imported.data_files | weights
-        export_with(optimized.model, output, folder=imported.folder, texts=texts, read=read)
+        export_model(optimized.model, output, folder=imported.folder, texts=texts, read=read)
     return output, *texts
 
 

@@ -12,10 +12,11 @@ from statistics import fmean, median
 from typing import Any
 
 from benchmarks.measured import summary
+from benchmarks.measured.factors import ALONE, MeasuredStep, fit_in_step, step_us
 from benchmarks.measured.plans import FP32, PLANS, folder_of
 from campo_onnx.bench.statistics import paired_speedup
 from campo_onnx.calibrate.calibration import Calibration
-from campo_onnx.calibrate.in_step import ALONE, MeasuredStep, Part, fit_in_step
+from campo_onnx.calibrate.in_step import Part
 from campo_onnx.costs.estimated import estimate
 from campo_onnx.costs.parts import parts_of
 from campo_onnx.costs.predicted import CostModel
@@ -167,7 +168,7 @@ def _predictions(plans: Sequence[Measured], model: str) -> Mapping[tuple[str, st
     found = {}
     for network in dict.fromkeys(p.network for p in plans):
         in_step = fit_in_step([p.step for p in plans if p.network != network])
-        found |= {(network, p.plan): in_step.step_us(p.step.parts_us) for p in plans if p.network == network}
+        found |= {(network, p.plan): step_us(in_step, p.step.parts_us) for p in plans if p.network == network}
     return found
 
 

@@ -1,4 +1,4 @@
-"""Node times in a step relative to nodes timed alone: factors fitted to measured steps.
+"""Node times in a step relative to nodes timed alone: factors that measured steps tell.
 
 A runtime computes chains of element-wise nodes as one kernel, and convolutions in a layout of their own,
 which what follows them has to undo. No node that is timed alone shows that. So nodes fall into parts by how
@@ -6,15 +6,10 @@ they stand in the graph, and for each part measured steps of whole plans say how
 nodes take there.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from statistics import fmean
 from types import MappingProxyType
-
-STRENGTH = 0.3
-"""Weight of the factor 1 for every part, in squared relative errors of a step: what a few steps do not show
-stays as it was timed."""
 
 
 class Part(StrEnum):
@@ -29,27 +24,6 @@ class Part(StrEnum):
     LAYOUTS = "layouts"  # views of what a convolution left channels last: the runtime transposes it first
     CASTS = "casts"
     VIEWS = "views"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredStep:
-    """A step as it was predicted, part by part, and as it was measured.
-
-    Parameters
-    ----------
-    graph
-        Name of the graph: other plans of the same graph have the same.
-    """
-
-    graph: str
-    parts_us: Mapping[Part, float]
-    measured_us: float
-
-    def __post_init__(self) -> None:
-        """Refuse a step that took no time; make the mapping read-only."""
-        if not self.measured_us > 0:
-            raise ValueError(f"measured_us is {self.measured_us}, and must be above 0")
-        object.__setattr__(self, "parts_us", MappingProxyType(dict(self.parts_us)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,58 +57,3 @@ class InStep:
     def factor(self, part: Part) -> float:
         """The factor of a part."""
         return self.factors.get(part.value, 1.0)
-
-    def step_us(self, parts_us: Mapping[Part, float]) -> float:
-        """Predict a step from its parts."""
-        return sum(time_us * self.factor(part) for part, time_us in parts_us.items())
-
-
-ALONE = InStep(factors={})
-"""Every node takes in a step what it takes alone, and views of channels-last tensors take a Transpose."""
-
-
-def fit_in_step(steps: Sequence[MeasuredStep]) -> InStep:
-    """Fit the factors, and say what they are worth on graphs that they were not fitted to.
-
-    Relative errors of steps count, in squares; factors are not negative, and drawn to 1
-    (:data:`STRENGTH`), so that a few steps suffice.
-
-    Parameters
-    ----------
-    steps
-        Measured steps of at least one graph. With one alone nothing can be kept out, and both errors are
-        of the steps of the fit.
-    """
-    graphs = list(dict.fromkeys(step.graph for step in steps))
-    if not graphs:
-        raise ValueError("no measured step to fit to")
-    errors: list[float] = []
-    for graph in graphs:
-        others = [step for step in steps if step.graph != graph] or list(steps)
-        fitted = InStep(factors=_factors(others))
-        errors += [error_of(fitted, step) for step in steps if step.graph == graph]
-    return InStep(
-        factors=_factors(steps),
-        steps=len(steps),
-        graphs=len(graphs),
-        error=fmean(errors),
-        error_alone=fmean(error_of(ALONE, step) for step in steps),
-    )
-
-
-def error_of(in_step: InStep, step: MeasuredStep) -> float:
-    """Relative error of a predicted step."""
-    return abs(in_step.step_us(step.parts_us) / step.measured_us - 1)
-
-
-def _factors(steps: Iterable[MeasuredStep]) -> Mapping[str, float]:
-    import numpy as np
-    from scipy.optimize import nnls
-
-    steps = list(steps)
-    parts = [part for part in Part if any(step.parts_us.get(part, 0.0) > 0 for step in steps)]
-    shares = [[step.parts_us.get(part, 0.0) / step.measured_us for part in parts] for step in steps]
-    prior = np.sqrt(STRENGTH) * np.eye(len(parts))
-    matrix = np.concatenate([np.asarray(shares).reshape(len(steps), len(parts)), prior])
-    target = np.concatenate([np.ones(len(steps)), np.sqrt(STRENGTH) * np.ones(len(parts))])
-    return dict(zip(map(str, parts), map(float, nnls(matrix, target)[0]), strict=True))

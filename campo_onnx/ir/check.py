@@ -55,9 +55,7 @@ def check_given(model: ModelProto, title: str) -> None:
     try:
         _check_in_full(_with_known_operators(_without_large_tensors(model)))
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as error:
-        raise ModelError(
-            f"{title} is not a valid ONNX model", why=_one_line(error), remedy="Export the model again."
-        ) from error
+        raise _invalid(title, _one_line(error)) from error
     _refuse_wrong_nodes(model, title)
 
 
@@ -82,21 +80,19 @@ def _refuse_wrong_nodes(model: ModelProto, title: str) -> None:
         op = OpKey.of(node)
         least = least_inputs(op)
         if len(node.input) < least or not all(node.input[:least]):
-            raise ModelError(
-                f"{title} is not a valid ONNX model",
-                why=f"node {node.name!r} ({op.label}) lacks an input of the {least} that it needs",
-                remedy="Export the model again.",
+            raise _invalid(
+                title, f"node {node.name!r} ({op.label}) lacks an input of the {least} that it needs"
             )
         for attribute in node.attribute:
             wanted = attribute_type(op, opsets.get(node.domain, 1), attribute.name)
             if wanted not in (None, attribute.type):
                 wrong, right = (AttributeProto.AttributeType.Name(t) for t in (attribute.type, wanted))
-                raise ModelError(
-                    f"{title} is not a valid ONNX model",
-                    why=f"attribute {attribute.name!r} of node {node.name!r} ({op.label}) is of type "
-                    f"{wrong}, and must be {right}",
-                    remedy="Export the model again.",
-                )
+                where = f"attribute {attribute.name!r} of node {node.name!r} ({op.label})"
+                raise _invalid(title, f"{where} is of type {wrong}, and must be {right}")
+
+
+def _invalid(title: str, why: str) -> ModelError:
+    return ModelError(f"{title} is not a valid ONNX model", why=why, remedy="Export the model again.")
 
 
 def check_written(model: ModelProto, path: Path) -> None:

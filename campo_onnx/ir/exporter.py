@@ -89,19 +89,29 @@ def _check_name(target: Path) -> None:
         ) from None
 
 
-def export_model(model: onnx.ModelProto, target: Path, *, folder: Path | None = None) -> None:
+def export_model(
+    model: onnx.ModelProto,
+    target: Path,
+    *,
+    folder: Path | None = None,
+    texts: Mapping[Path, str] = MappingProxyType({}),
+    read: frozenset[Path] = frozenset(),
+) -> None:
     """Write a model beside its final place, check it in full, then move it there.
 
     Parameters
     ----------
-    model
-        The model; its external data, if any, refers to files in `folder`.
     target
         Where to write. External data goes beside it, to a file that is named by its content
         (``<target>.<digest>.data``): an old model never meets new weights, whenever a kill comes. The data
         file that the replaced model had is removed at the end.
     folder
-        Folder of the model the external data comes from.
+        Folder of the model that external data comes from.
+    texts
+        What further files hold, by their path: all files are written, or none.
+    read
+        Further files that nothing is written over: the data files of the model that this one was made
+        from.
 
     Raises
     ------
@@ -110,29 +120,6 @@ def export_model(model: onnx.ModelProto, target: Path, *, folder: Path | None = 
         model that is written.
     onnx.checker.ValidationError, onnx.shape_inference.InferenceError
         If the model is invalid: a bug of ours, since the importer refuses invalid models.
-    """
-    export_with(model, target, folder=folder)
-
-
-def export_with(
-    model: onnx.ModelProto,
-    target: Path,
-    *,
-    folder: Path | None = None,
-    texts: Mapping[Path, str] = MappingProxyType({}),
-    read: frozenset[Path] = frozenset(),
-) -> None:
-    """Write a model as :func:`export_model` does, and text files with it: all of them or none.
-
-    Parameters
-    ----------
-    model, target, folder
-        As for :func:`export_model`.
-    texts
-        What further files hold, by their path. They are moved into place before the model.
-    read
-        Further files that nothing is written over: the data files of the model that this one was made
-        from.
     """
     read |= data_files(model, folder)
     check_not_read((target, *texts), read)

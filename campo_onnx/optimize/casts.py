@@ -7,7 +7,7 @@ and is an arc of a network as well.
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 
@@ -222,28 +222,19 @@ def cast_sites(
 def existing_versions(view: GraphView, precision: Precision) -> Mapping[str, ExistingVersion]:
     """Find the FP32 tensors that Casts of the given graph relate to a low version; the first one counts."""
     versions: dict[str, ExistingVersion] = {}
-    copies: dict[str, list[str]] = {}
     for node in view.nodes:
         if node.op != CAST:
             continue
         source, target = node.inputs[0], node.outputs[0]
         if view.is_float32(source) and view.tensors[target].dtype == precision.onnx_dtype:
-            if source in versions:
-                copies.setdefault(source, []).append(node.name)
-            else:
+            first = versions.get(source)
+            if first is None:
                 versions[source] = ExistingVersion(name=target, cast=node.name, is_source=False)
+            elif not first.is_source:
+                versions[source] = replace(first, copies=(*first.copies, node.name))
         elif view.is_float32(target) and view.tensors[source].dtype == precision.onnx_dtype:
             versions.setdefault(target, ExistingVersion(name=source, cast=node.name, is_source=True))
-    return MappingProxyType(
-        {
-            tensor: version
-            if version.is_source
-            else ExistingVersion(
-                name=version.name, cast=version.cast, is_source=False, copies=tuple(copies.get(tensor, ()))
-            )
-            for tensor, version in versions.items()
-        }
-    )
+    return MappingProxyType(versions)
 
 
 def is_pinned(cast: OpNode, view: GraphView) -> bool:

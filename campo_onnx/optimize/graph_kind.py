@@ -210,7 +210,7 @@ def _returns_gradients(view: GraphView, returned: list[str]) -> bool:
     for node in view.nodes:
         if spec(node.op).family not in _PRODUCTS or len(node.inputs) < 2:
             continue
-        bases = [_base(view, tensor) for tensor in node.inputs[:2]]
+        bases = [view.origin(tensor, _SAME_VALUES) for tensor in node.inputs[:2]]
         for weight, other in (bases, bases[::-1]):
             if weight not in view.producer and (shape := _shape(view, weight)) is not None:
                 read_with.setdefault(shape, {}).setdefault(other, set()).add(node.name)
@@ -218,19 +218,9 @@ def _returns_gradients(view: GraphView, returned: list[str]) -> bool:
         beside = read_with.get(_shape(view, output), {})
         for product in _products_behind(view, output):
             for tensor in product.inputs[:2]:
-                if beside.get(_base(view, tensor), set()) - {product.name}:
+                if beside.get(view.origin(tensor, _SAME_VALUES), set()) - {product.name}:
                     return True
     return False
-
-
-def _base(view: GraphView, tensor: str) -> str:
-    """Follow a tensor back through what leaves its values as they are."""
-    for _ in range(_MOST_STEPS_BACK):
-        node = view.producer.get(tensor)
-        if node is None or node.op not in _SAME_VALUES:
-            break
-        tensor = node.inputs[0]
-    return tensor
 
 
 def _products_behind(view: GraphView, output: str) -> Iterator[OpNode]:

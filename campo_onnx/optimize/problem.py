@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
+from typing import Any
 
 from campo_onnx.costs.table import CostTable
 from campo_onnx.ir.view import GraphView
@@ -129,22 +130,21 @@ class Problem:
         return taint(self.view, self.classification) - self.low_as_given
 
     def offering(self, padding: Padding) -> "Problem":
-        """The same with something to pad, which changes no Cast: sites are listed once."""
-        offered = replace(self, padding=padding)
-        vars(offered)["sites"] = self.sites
-        return offered
+        """The same with something to pad."""
+        return self.with_same_casts(padding=padding)
 
     def informed(self, forbidden: Mapping[str, Verdict], released: Collection[str]) -> "Problem":
-        """The same with what data says: nodes that would break, and tainted ones that are harmless.
-
-        It changes no Cast, so that sites are listed once.
-        """
+        """The same with what data says: nodes that would break, and tainted ones that are harmless."""
         if not forbidden and not released:
             return self
         classification = replace(self.classification, released=self.classification.released | {*released})
-        informed = replace(self, classification=classification, fixed={**forbidden, **self.fixed})
-        vars(informed)["sites"] = self.sites
-        return informed
+        return self.with_same_casts(classification=classification, fixed={**forbidden, **self.fixed})
+
+    def with_same_casts(self, **changes: Any) -> "Problem":
+        """The same with changes that concern no Cast: sites are listed once."""
+        changed = replace(self, **changes)
+        vars(changed)["sites"] = self.sites
+        return changed
 
     @property
     def with_pads_in_costs(self) -> "Problem":
@@ -177,10 +177,6 @@ class Problem:
         tensors = dict.fromkeys(op_node.inputs[i] for i in sorted(ports.low_inputs))
         tensors |= dict.fromkeys(op_node.outputs[i] for i in sorted(ports.low_outputs))
         return tuple(self.sites[t] for t in tensors if t in self.sites)
-
-    def dropped_casts(self, low: frozenset[str]) -> frozenset[str]:
-        """Existing Casts that nobody needs any more."""
-        return frozenset(cast.node for site in self.sites.values() for cast in site.dropped(low))
 
     @property
     def starts_low(self) -> bool:

@@ -102,7 +102,7 @@ def _rules(problem: Problem) -> Mapping[_Rule, list[str]]:
 
 
 def _without(rule: _Rule, nodes: list[str], problem: Problem) -> Problem:
-    """The same problem without a rule; sites of Casts are listed once."""
+    """The same problem without a rule."""
     if rule.reason is Reason.DOWNSTREAM_OF_DENY:
         return problem.informed({}, nodes)
     left_out = frozenset(nodes)
@@ -111,6 +111,4 @@ def _without(rule: _Rule, nodes: list[str], problem: Problem) -> Problem:
     if len(fixed) == len(problem.fixed):  # the lists keep them, and nothing else does
         allowed = dict.fromkeys(nodes, NodeClass(op_class=OpClass.ALLOW))
         classification = replace(classification, classes={**classification.classes, **allowed})
-    freed = replace(problem, fixed=fixed, classification=classification)
-    vars(freed)["sites"] = problem.sites
-    return freed
+    return problem.with_same_casts(fixed=fixed, classification=classification)

@@ -8,14 +8,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from campo_onnx.calibrate.in_step import (
-    ALONE,
-    InStep,
-    MeasuredStep,
-    Part,
-    error_of,
-    fit_in_step,
-)
+from benchmarks.measured.factors import ALONE, MeasuredStep, error_of, fit_in_step, step_us
+from campo_onnx.calibrate.in_step import InStep, Part
 from campo_onnx.costs.parts import parts_of, relaid
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.view import GraphView
@@ -102,7 +96,7 @@ def test_few_steps_move_factors_less_than_many() -> None:
 
 def test_alone_changes_nothing() -> None:
     step = MeasuredStep(graph="g", parts_us={Part.PRODUCTS: 3.0, Part.VIEWS: 1.0}, measured_us=8.0)
-    assert ALONE.step_us(step.parts_us) == 4.0
+    assert step_us(ALONE, step.parts_us) == 4.0
     assert error_of(ALONE, step) == pytest.approx(0.5)
 
 

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from campo_onnx.calibrate.calibration import Calibration, load_calibration
-from campo_onnx.calibrate.in_step import ALONE, InStep
+from campo_onnx.calibrate.in_step import InStep
 from campo_onnx.calibrate.op_model import OpModel
 from campo_onnx.calibrate.run import Workload, calibrate
 from campo_onnx.calibrate.samples import Sampling, samples_of
@@ -217,7 +217,8 @@ def test_factors_of_a_step_scale_what_is_predicted(calibration: Calibration, vie
     matmul = next(node.name for node in view.nodes if node.op.op_type == "MatMul")
     in_step = InStep(factors={"products": 0.5, "casts": 2.0}, steps=12, graphs=3, error=0.1, error_alone=0.2)
     alone, corrected = (
-        CostModel(replace(calibration, in_step=one)).predict(view, ports(view)) for one in (ALONE, in_step)
+        CostModel(replace(calibration, in_step=one)).predict(view, ports(view))
+        for one in (InStep(factors={}), in_step)
     )
     assert corrected.nodes[matmul].fp32_us == pytest.approx(alone.nodes[matmul].fp32_us / 2)
     assert corrected.nodes[matmul].low_us == pytest.approx(alone.nodes[matmul].low_us / 2)
@@ -242,7 +243,7 @@ def test_a_change_of_layout_costs_a_transpose(calibration: Calibration) -> None:
     imported = import_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]))
     known, layouts = (
         CostModel(one).predict(imported.view, ports(imported.view)).nodes["view"]
-        for one in (calibration, replace(calibration, in_step=ALONE))
+        for one in (calibration, replace(calibration, in_step=InStep(factors={})))
     )
     assert known.fp32_us == known.low_us == calibration.host_us
     assert calibration.host_us < layouts.low_us < layouts.fp32_us

@@ -12,7 +12,7 @@ from onnx import TensorProto, numpy_helper
 from campo_onnx.errors import ModelError, UsageError
 from campo_onnx.ir import exporter
 from campo_onnx.ir.convert import converted
-from campo_onnx.ir.exporter import check_destination, check_not_read, export_model, export_with
+from campo_onnx.ir.exporter import check_destination, check_not_read, export_model
 from campo_onnx.ops.precision import Precision
 
 GRAPH = "g (float[2] x) => (float[2] y) { y = Relu(x) }"
@@ -255,12 +255,12 @@ def test_the_weights_that_are_read_are_never_written_over(model_text, tmp_path):
 def test_texts_and_model_are_written_together_or_not_at_all(model_text, tmp_path):
     model = model_text("g (float[2] x) => (float[2] y) { y = Abs(x) }")
     with pytest.raises(UsageError, match="cannot be written"):
-        export_with(model, tmp_path / "m.onnx", texts={tmp_path / "missing" / "plan.json": "{}"})
+        export_model(model, tmp_path / "m.onnx", texts={tmp_path / "missing" / "plan.json": "{}"})
     assert names_in(tmp_path) == []
     with pytest.raises(UsageError, match="two outputs"):
-        export_with(model, tmp_path / "m.onnx", texts={tmp_path / "m.onnx": "{}"})
+        export_model(model, tmp_path / "m.onnx", texts={tmp_path / "m.onnx": "{}"})
     assert names_in(tmp_path) == []
-    export_with(model, tmp_path / "m.onnx", texts={tmp_path / "plan.json": "{}"})
+    export_model(model, tmp_path / "m.onnx", texts={tmp_path / "plan.json": "{}"})
     assert names_in(tmp_path) == ["m.onnx", "plan.json"]
 
 
@@ -268,7 +268,7 @@ def test_texts_do_not_take_the_place_of_weights(model_text, tmp_path):
     model = with_weights(model_text, tmp_path, 1, 2)
     before = (tmp_path / "w.bin").read_bytes()
     with pytest.raises(UsageError, match="holds the weights"):
-        export_with(model, tmp_path / "m.onnx", folder=tmp_path, texts={tmp_path / "w.bin": "{}"})
+        export_model(model, tmp_path / "m.onnx", folder=tmp_path, texts={tmp_path / "w.bin": "{}"})
     assert (names_in(tmp_path), (tmp_path / "w.bin").read_bytes()) == (["w.bin"], before)
 
 

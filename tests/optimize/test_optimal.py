@@ -150,7 +150,7 @@ def test_the_random_graphs_are_worth_the_name(random_problem):
         seen["existing"] += any(edge.existing is not None for edge in problem.sites.values())
         seen["needs_fp32"] += any(edge.needs_fp32 for edge in problem.sites.values())
         seen["several readers"] += any(len(edge.consumers) > 1 for edge in problem.sites.values())
-        seen["dropped"] += bool(problem.dropped_casts(low))
+        seen["dropped"] += any(edge.dropped(low) for edge in problem.sites.values())
         seen["mixed"] += 0 < len(low) < len(free_nodes(problem))
         seen["tainted"] += bool(taint(problem.view, problem.classification))
     assert min(seen.values()) >= 20, seen

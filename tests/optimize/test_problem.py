@@ -100,7 +100,7 @@ def test_low_versions_are_found_in_both_directions_and_the_first_one_counts(prob
 def test_a_dropped_cast_is_saved_once(problem_from):
     problem = problem_from(GIVEN_CASTS, costs={"up": (7.0, 7.0), "i": (10.0, 5.0)})
     low = frozenset({"i"})
-    assert problem.dropped_casts(low) == {"up"}
+    assert [cast.node for site in problem.sites.values() for cast in site.dropped(low)] == ["up"]
     # i saves 5, up saves 7, u is cast up for 1.
     assert problem.predicted_us(low) == problem.predicted_us(frozenset()) - 5 - 7 + 1
 
@@ -110,7 +110,7 @@ def test_the_prediction_is_the_sum_of_nodes_and_planned_casts(random_problem, na
     for seed in range(150):
         problem = random_problem(random.Random(seed), most_nodes=25)
         plan = make_plan(problem, STRATEGIES[name].decide(problem), strategy=name, lists="")
-        dropped = problem.dropped_casts(plan.low_nodes)
+        dropped = {cast.node for cast in plan.dropped}
         total_us = sum(cast.cast_us for cast in plan.casts)
         for node, cost in problem.costs.nodes.items():
             if node not in dropped:

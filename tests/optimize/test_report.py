@@ -72,7 +72,7 @@ def check_sums(plan, problem):
         sum(
             problem.costs.nodes[node].fp32_us
             for node, precision in decided.items()
-            if precision is Precision.FP32 and node not in problem.dropped_casts(plan.low_nodes)
+            if precision is Precision.FP32 and node not in {cast.node for cast in plan.dropped}
         )
     )
 

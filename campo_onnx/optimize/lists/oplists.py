@@ -14,11 +14,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
+from typing import Any
 
 from campo_onnx.errors import UsageError, did_you_mean
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.registry import Ops
 from campo_onnx.ops.spec import Family
+from campo_onnx.optimize.lists.op_class import MAY_BE_LOW
 from campo_onnx.optimize.lists.op_class import OpClass as OpClass
 from campo_onnx.optimize.lists.patterns import PATTERN_RULES
 
@@ -167,15 +169,10 @@ def with_overrides(
 def moved(lists: OpLists, moves: Tables) -> OpLists:
     """Put operators on other lists than they are on."""
     named = frozenset[OpKey]().union(*moves.values())
-    tables = {c: (ops - named) | moves.get(c, frozenset()) for c, ops in lists.tables.items()}
-    return replace(
-        lists,
-        allow=tables[OpClass.ALLOW],
-        infer=tables[OpClass.INFER],
-        clear=tables[OpClass.CLEAR],
-        deny=tables[OpClass.DENY],
-        unlisted=tables[OpClass.UNLISTED],
-    )
+    tables: dict[str, Any] = {
+        c.value: (ops - named) | moves.get(c, frozenset()) for c, ops in lists.tables.items()
+    }
+    return replace(lists, **tables)
 
 
 def check(tables: Tables, patterns: Iterable[str], safety_deny: Collection[OpKey], where: Where) -> None:
@@ -188,7 +185,7 @@ def check(tables: Tables, patterns: Iterable[str], safety_deny: Collection[OpKey
                 f"{where(label)}: {label} is on two lists, {class_of[op].value} and {table}",
                 remedy="Leave it on one of them.",
             )
-        if op in safety_deny and op_class in (OpClass.ALLOW, OpClass.INFER, OpClass.CLEAR):
+        if op in safety_deny and op_class in MAY_BE_LOW:
             raise UsageError(
                 f"{where(label)}: {label} cannot be on the list {table}",
                 why="losses, weight updates and control flow stay FP32",
