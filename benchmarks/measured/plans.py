@@ -128,9 +128,7 @@ def form_for_all(imported: Imported, target: Target) -> Imported:
 
 def write_plans(imported: Imported, target: Target, costs: str, folder: Path) -> Facts:
     """Plan a step in every way, write the graphs, and give figures of each plan by its name."""
-    asked = Options(
-        target=target, lists=oplists("campo"), low=Precision.BF16, costs=CostSource(costs), pads=False
-    )
+    asked = Options(target=target, lists=oplists("campo"), low=Precision.BF16, costs=CostSource(costs))
     problems: dict[str, Problem] = {}
     facts: Facts = {}
     for name in (FP32, *PLANS):
