@@ -10,6 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from campo_onnx.errors import DeviceUnavailableError
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.overhead import Overhead
@@ -39,38 +40,26 @@ class Capabilities:
     ----------
     honours_types
         Whether each node runs in the precision that the graph gives it, so that what is planned is what runs.
-    captures
-        Whether a step can be captured once and replayed without launches (CUDA graphs).
     takes_addresses
         Whether it runs on memory that the caller owns, at addresses that may change between two runs.
-    traces_nodes
-        Whether it times each node of a whole step.
-    fuses_casts
-        Whether a Cast beside an elementwise operator costs no launch of its own.
-    has_low_cpu_kernels
-        Whether it computes in low precision on CPUs that have units for it.
-    multiplies_in_tf32
-        Whether FP32 products run as TF32 where the hardware has it.
     indexes_pools_slowly
         Whether its kernel of MaxPool with indices takes several times as long as comparisons do.
     keeps_nan
         Whether a NaN survives Relu, Max and MaxPool, so that a finite loss means finite activations.
-    takes_any_size
-        Whether a program runs graphs whose inputs change their sizes.
     refused_precisions
         Low precisions in which nothing may be planned for it, each with the reason.
     """
 
     honours_types: bool
-    captures: bool
+    captures: bool  # whether a step can be captured once and replayed without launches (CUDA graphs)
     takes_addresses: bool
-    traces_nodes: bool
-    fuses_casts: bool
-    has_low_cpu_kernels: bool
-    multiplies_in_tf32: bool
+    traces_nodes: bool  # whether it times each node of a whole step
+    fuses_casts: bool  # whether a Cast beside an elementwise operator costs no launch of its own
+    has_low_cpu_kernels: bool  # whether it computes in low precision on CPUs that have units for it
+    multiplies_in_tf32: bool  # whether FP32 products run as TF32 where the hardware has it
     keeps_nan: bool
     indexes_pools_slowly: bool = False
-    takes_any_size: bool = True
+    takes_any_size: bool = True  # whether a program runs graphs whose inputs change their sizes
     refused_precisions: tuple[tuple[Precision, str], ...] = ()
 
     def refusal(self, precision: Precision) -> str:
@@ -84,18 +73,6 @@ class LoadSettings:
 
     Parameters
     ----------
-    captures
-        Capture the step once and replay it.
-    must_stay
-        Refuse a graph of which some node would run on another processor.
-    spins
-        Let threads wait busily between two runs; not where several programs take turns.
-    holds_memory
-        Keep working memory between runs.
-    traces
-        Be ready for :meth:`Program.node_times`, which costs time in every run.
-    device_id
-        Number of the GPU.
     stream
         Address of the CUDA stream that the program runs on, in order with what else is put there; 0 for a
         stream of its own.
@@ -103,14 +80,17 @@ class LoadSettings:
         Let convolutions compute with channels last (NHWC), where the runtime has such kernels.
     """
 
-    captures: bool = False
-    must_stay: bool = True
-    spins: bool = True
-    holds_memory: bool = True
-    traces: bool = False
-    device_id: int = 0
+    captures: bool = False  # capture the step once and replay it
+    must_stay: bool = True  # refuse a graph of which some node would run on another processor
+    spins: bool = True  # let threads wait busily between two runs; not where several programs take turns
+    holds_memory: bool = True  # keep working memory between runs
+    traces: bool = False  # be ready for :meth:`Program.node_times`, which costs time in every run
+    device_id: int = 0  # number of the GPU
     stream: int = 0
     channels_last: bool = False
+
+
+LOAD_SETTINGS = LoadSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,31 +101,21 @@ class NodeTime:
     ----------
     nodes
         Names of the ONNX nodes that it computes; empty for what the runtime added and no node consumes.
-    precision
-        Precision of its arithmetic; None where the runtime does not tell.
     """
 
     nodes: tuple[str, ...]
     kernel: str
-    precision: Precision | None
+    precision: Precision | None  # precision of its arithmetic; None where the runtime does not tell
     time: Timing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """Times of the nodes of a step, over the faster half of repeated steps.
+    """Times of the nodes of a step, over the faster half of repeated steps."""
 
-    Parameters
-    ----------
-    nodes
-        Executed nodes, in execution order.
-    accounted
-        Share of a step that its own node times add up to, median over the steps.
-    """
-
-    nodes: tuple[NodeTime, ...]
+    nodes: tuple[NodeTime, ...]  # executed nodes, in execution order
     step: Timing
-    accounted: float
+    accounted: float  # share of a step that its own node times add up to, median over the steps
     interrupted: bool = False
 
 
@@ -154,14 +124,12 @@ class Place(NamedTuple):
 
     Parameters
     ----------
-    dtype
-        ``TensorProto.DataType``.
     processor, device_id
         Whose memory it is: ``"cpu"`` or ``"cuda"``, and the number of the GPU.
     """
 
     name: str
-    dtype: int
+    dtype: int  # ``TensorProto.DataType``
     shape: tuple[int, ...]
     processor: str
     device_id: int = 0
@@ -248,12 +216,8 @@ class Program(Protocol):
 
         Parameters
         ----------
-        feeds
-            A value for every input.
         repeats, warmup
             Steps that count, and those before them that do not.
-        on_step
-            Called after every step.
         """
 
     def executed(self) -> Mapping[str, Precision]:
@@ -261,7 +225,10 @@ class Program(Protocol):
 
 
 class Runtime(Protocol):
-    """Something that runs ONNX graphs. Making one imports nothing heavy: plans do not need it installed."""
+    """Something that runs ONNX graphs. Making one imports nothing heavy: plans do not need it installed.
+
+    One that only plans inherits what would load and run graphs: it refuses, for its :meth:`problem`.
+    """
 
     @property
     def name(self) -> str:
@@ -278,10 +245,12 @@ class Runtime(Protocol):
     @property
     def version(self) -> str:
         """Version of the installed package."""
+        raise self._refusal()
 
     @property
     def installed(self) -> str:
         """Version of an installed package that is new enough, told without loading it; empty if none is."""
+        return ""
 
     def problem(self, processor: str) -> str:
         """Say why it cannot run on ``"cpu"`` or ``"cuda"`` here; empty if it can."""
@@ -291,11 +260,10 @@ class Runtime(Protocol):
 
         Parameters
         ----------
-        processor
-            ``"cpu"`` or ``"cuda"``.
         threads
             Threads of one node on a CPU; 0 takes all cores that this process may use.
         """
+        raise self._refusal()
 
     def overhead(self, processor: str, *, captured: bool = False) -> Overhead:
         """Say what it adds to kernels, or would as a captured CUDA graph."""
@@ -305,6 +273,7 @@ class Runtime(Protocol):
 
     def sums_low(self, signature: "Signature", processor: str, precision: Precision) -> bool:
         """Whether sums of such a node are accumulated in the low precision itself."""
+        return False
 
     def load(
         self,
@@ -313,28 +282,30 @@ class Runtime(Protocol):
         *,
         threads: int = 0,
         folder: Path | None = None,
-        settings: LoadSettings | None = None,
+        settings: LoadSettings = LOAD_SETTINGS,
     ) -> Program:
         """Load a graph.
 
         Parameters
         ----------
-        model
-            The graph.
-        processor
-            ``"cpu"`` or ``"cuda"``.
         threads
             Threads of one node on a CPU; 0 takes all cores that this process may use.
         folder
             Folder of the model's external data.
-        settings
-            How to run it; None for the defaults.
 
         Raises
         ------
         campo_onnx.errors.UnsupportedModelError
             If the runtime refuses the graph; the message names every refused operator.
         """
+        raise self._refusal()
 
     def tensor(self, shape: Sequence[int], dtype: int, processor: str) -> Tensor:
         """Allocate a tensor of zeros, aligned for any kernel."""
+        raise self._refusal()
+
+    def _refusal(self) -> DeviceUnavailableError:
+        why = self.problem(self.processors[0])
+        return DeviceUnavailableError(
+            f"{self.name} cannot be used", why=why, remedy="Take --costs datasheet."
+        )

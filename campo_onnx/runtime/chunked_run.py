@@ -29,18 +29,10 @@ Outputs: TypeAlias = Iterator[tuple[str, NDArray[Any]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Memory that a step may take, beside its inputs, its outputs and what a single node needs.
+    """Memory that a step may take, beside its inputs, its outputs and what a single node needs."""
 
-    Parameters
-    ----------
-    piece_bytes
-        What the nodes of one piece may make.
-    held_bytes
-        What may wait in memory between pieces.
-    """
-
-    piece_bytes: int = 512 << 20
-    held_bytes: int = 2 << 30
+    piece_bytes: int = 512 << 20  # what the nodes of one piece may make
+    held_bytes: int = 2 << 30  # what may wait in memory between pieces
 
 
 LIMITS = Limits()
@@ -69,17 +61,11 @@ def run_in_pieces(
 
     Parameters
     ----------
-    model
-        The graph, its nodes sorted and named.
     machine
         Where to run it; on a GPU it is one piece.
 
     Raises
     ------
-    UnsupportedModelError
-        If the runtime cannot load the graph.
-    ModelError
-        If it fails to run it.
     UsageError
         If there is no room for it, in memory or on disk.
     """

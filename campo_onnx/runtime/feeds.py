@@ -62,13 +62,11 @@ class Spread:
 
     Parameters
     ----------
-    weights
-        Standard deviation of values nobody asks anything of.
     positive
         Range of values that must be positive; within (0, 1) they pass for probabilities, too.
     """
 
-    weights: float = 0.05
+    weights: float = 0.05  # standard deviation of values nobody asks anything of
     positive: tuple[float, float] = (0.05, 0.95)
 
 

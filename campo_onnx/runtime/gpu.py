@@ -14,15 +14,9 @@ _NONE_LISTED = "no NVIDIA GPU answers (nvidia-smi lists none)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU.
+    """One GPU."""
 
-    Parameters
-    ----------
-    uuid
-        What tells it from others of its kind.
-    """
-
-    uuid: str
+    uuid: str  # what tells it from others of its kind
     name: str
     driver: str
     compute_capability: tuple[int, int]
@@ -46,13 +40,6 @@ def first_visible(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> Visibl
 
     CUDA numbers them by its own guess at their speed, unless CUDA_DEVICE_ORDER is PCI_BUS_ID, and the
     driver lists them by bus. Where they differ, a number does not say which is meant.
-
-    Parameters
-    ----------
-    gpus
-        In the driver's order.
-    environment
-        With CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
     """
     if not gpus:
         return Visible(gpu=None, problem=_NONE_LISTED)

@@ -17,28 +17,18 @@ class Machine:
 
     Parameters
     ----------
-    provider
-        ``"cuda"`` or ``"cpu"``.
-    device
-        What the driver or the operating system calls it.
     driver, cuda
         Versions of driver and CUDA; ``""`` on a CPU.
-    ort
-        Version of the runtime.
-    threads
-        Threads of one node on a CPU; 0 on a GPU.
-    runtime
-        Name of the runtime; files that do not tell are of ONNX Runtime.
     """
 
-    provider: str
-    device: str
+    provider: str  # ``"cuda"`` or ``"cpu"``
+    device: str  # what the driver or the operating system calls it
     driver: str
     cuda: str
-    ort: str
+    ort: str  # version of the runtime
     tf32: bool
-    threads: int
-    runtime: str = DEFAULT
+    threads: int  # threads of one node on a CPU; 0 on a GPU
+    runtime: str = DEFAULT  # name of the runtime; files that do not tell are of ONNX Runtime
 
     @property
     def software(self) -> str:

@@ -48,16 +48,12 @@ class Overhead:
 
     Parameters
     ----------
-    launch_us
-        Of one more kernel.
-    host_us
-        Of a node that launches nothing, such as Reshape.
     kernels
         Of a CPU, by the name of the hardware; ``"cpu"`` for any other.
     """
 
-    launch_us: Assumption
-    host_us: Assumption
+    launch_us: Assumption  # of one more kernel
+    host_us: Assumption  # of a node that launches nothing, such as Reshape
     kernels: Mapping[str, CpuKernels] = field(default_factory=dict)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from campo_onnx.errors import DeviceUnavailableError, UsageError
 from campo_onnx.hardware.hardware import PROCESSORS
 from campo_onnx.ops.precision import Precision, low_precisions
-from campo_onnx.runtime.api import LoadSettings, Program, Runtime, Tensor
+from campo_onnx.runtime.api import LOAD_SETTINGS, LoadSettings, Program, Runtime, Tensor
 from campo_onnx.runtime.machine import DEFAULT, Machine
 
 if TYPE_CHECKING:
@@ -46,15 +46,7 @@ def runtime_called(name: str) -> Runtime:
 
 
 def processor_for(wanted: str, runtime: str = AUTO) -> str:
-    """Turn ``auto``, ``cpu`` or ``cuda`` into a processor that a runtime runs on here.
-
-    Raises
-    ------
-    UsageError
-        If there is no such choice.
-    DeviceUnavailableError
-        If the runtime cannot run there; the message says why.
-    """
+    """Turn ``auto``, ``cpu`` or ``cuda`` into a processor that a runtime runs on here."""
     chosen = runtime_called(runtime)
     if wanted == AUTO:
         return "cpu" if chosen.problem("cuda") else "cuda"
@@ -85,13 +77,7 @@ def default_precision(runtime: str = AUTO) -> Precision:
 
 
 def check_precision(precision: Precision, runtime: str = AUTO) -> None:
-    """Refuse a low precision in which nothing may be planned for a runtime.
-
-    Raises
-    ------
-    UsageError
-        If the runtime is unknown, or refuses the precision.
-    """
+    """Refuse a low precision in which nothing may be planned for a runtime."""
     chosen = runtime_called(runtime)
     if why := chosen.capabilities.refusal(precision):
         instead = default_precision(runtime).value
@@ -103,20 +89,7 @@ def check_precision(precision: Precision, runtime: str = AUTO) -> None:
 
 
 def machine(processor: str, threads: int = 0, runtime: str = AUTO) -> Machine:
-    """Identify this machine, with the runtime on it.
-
-    Parameters
-    ----------
-    processor
-        A processor that :func:`processor_for` returned.
-    threads
-        Threads of one node on a CPU; 0 takes all cores that this process may use.
-
-    Raises
-    ------
-    DeviceUnavailableError
-        If the runtime is not installed.
-    """
+    """Identify this machine, with the runtime on it."""
     return runtime_called(runtime).machine(processor, threads)
 
 
@@ -125,7 +98,7 @@ def load(
     machine: Machine,
     *,
     folder: Path | None = None,
-    settings: LoadSettings | None = None,
+    settings: LoadSettings = LOAD_SETTINGS,
 ) -> Program:
     """Load a graph on a machine, by the machine's runtime; see :meth:`Runtime.load`."""
     runtime = runtime_called(machine.runtime)

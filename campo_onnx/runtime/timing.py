@@ -22,16 +22,10 @@ SHORTEST_US = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """A measured time.
-
-    Parameters
-    ----------
-    spread_us
-        Interquartile range of the repeats.
-    """
+    """A measured time."""
 
     median_us: float
-    spread_us: float
+    spread_us: float  # interquartile range of the repeats
     repeats: int
 
     def __post_init__(self) -> None:
@@ -49,17 +43,13 @@ class Effort:
 
     Parameters
     ----------
-    repeats
-        Runs that count, at most.
-    least
-        Runs that count, at least, however long they take.
     spin_s
         How long runs that do not count go on, at least: the clock of a GPU that idles is low.
     """
 
     warmup: int = 2
-    repeats: int = 30
-    least: int = 5
+    repeats: int = 30  # runs that count, at most
+    least: int = 5  # runs that count, at least, however long they take
     budget_s: float = 0.5
     spin_s: float = 0.0
 
@@ -104,11 +94,6 @@ def slope(few: Step, many: Step, extra: int, effort: Effort) -> Timing:
     What every run costs (the call, the wait for the device) falls out. Both models take turns, so
     that a slow moment of the machine hits both. Other programs only ever make a run slower, so the
     faster half of each model's runs counts, paired by rank.
-
-    Parameters
-    ----------
-    few, many
-        Steps of the two models.
     """
     _warm_up((few, many), effort)
     rounds = _rounds((few, many), effort)

@@ -8,6 +8,7 @@ from onnx import TensorProto, helper
 
 from campo_onnx.errors import IndexOutOfRangeError, UnsupportedModelError
 from campo_onnx.runtime.api import LoadSettings
+from campo_onnx.runtime.host_tensor import HostTensor
 from campo_onnx.runtime.onnxruntime.sessions import (
     Assignment,
     assignments,
@@ -15,7 +16,6 @@ from campo_onnx.runtime.onnxruntime.sessions import (
     placed_elsewhere,
     refused,
 )
-from campo_onnx.runtime.onnxruntime.tensor import OnnxTensor
 from campo_onnx.runtime.registry import load, machine, tensor, tensor_of
 
 HERE = machine("cpu", threads=1)
@@ -61,7 +61,7 @@ def test_bound_step_computes() -> None:
 def test_arrays_of_a_cpu_are_bound_without_a_copy() -> None:
     program = load(model(node("Relu", ["a"], "b")), HERE)
     array, out = np.zeros((4, 4), np.float32), tensor((4, 4), TensorProto.FLOAT, HERE)
-    step = program.bound({"a": OnnxTensor.sharing(array)}, {"b": out})
+    step = program.bound({"a": HostTensor.sharing(array)}, {"b": out})
     array += 3
     step()
     assert (out.read() == 3).all()

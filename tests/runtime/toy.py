@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from campo_onnx.errors import ModelError
 from campo_onnx.hardware.datasheet import Assumption, device
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature
-from campo_onnx.runtime.api import Capabilities, NodeTime, Place, StepTimes, Support
+from campo_onnx.runtime.api import Capabilities, NodeTime, Place, Runtime, StepTimes, Support
+from campo_onnx.runtime.host_tensor import HostTensor
 from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.overhead import Overhead
 from campo_onnx.runtime.timing import Step, timing_of
@@ -30,31 +30,6 @@ _BF16 = {"bf16_flops_per_s": 1e12, "bf16_tensor_flops_per_s": 1e13}
 _NEXT_TO_NOTHING = Assumption(value=1e-6, reason="small graphs are worth rewriting")
 
 
-@dataclass(frozen=True)
-class ToyTensor:
-    memory: NDArray[Any]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.memory.shape
-
-    @property
-    def dtype(self) -> int:
-        return int(helper.np_dtype_to_tensor_dtype(self.memory.dtype))
-
-    def read(self) -> NDArray[Any]:
-        return self.memory.copy()
-
-    def write(self, array: NDArray[Any]) -> None:
-        self.memory[...] = array
-
-    def shared(self) -> NDArray[Any]:
-        return self.memory
-
-    def slice(self, first: int, shape: Sequence[int]) -> "ToyTensor":
-        return ToyTensor(self.memory.reshape(-1)[first : first + int(np.prod(shape))].reshape(shape))
-
-
 class ToyProgram:
     note = ""
 
@@ -62,16 +37,16 @@ class ToyProgram:
         self._evaluator, self._slow_s = ReferenceEvaluator(model), slow_s
         self._nodes = [node.name for node in model.graph.node]
 
-    def bound(self, reads: Mapping[str, ToyTensor], writes: Mapping[str, ToyTensor]) -> Step:
+    def bound(self, reads: Mapping[str, HostTensor], writes: Mapping[str, HostTensor]) -> Step:
         def step() -> None:
-            values = self.run({name: tensor.memory for name, tensor in reads.items()})
+            values = self.run({name: tensor.array for name, tensor in reads.items()})
             for name, tensor in writes.items():
                 tensor.write(values[name])
 
         return step
 
     def placed(self, feeds: Feeds) -> Step:
-        return self.bound({name: ToyTensor(array) for name, array in feeds.items()}, {})
+        return self.bound({name: HostTensor(array) for name, array in feeds.items()}, {})
 
     def addressed(self, reads: Sequence[Place], writes: Sequence[Place]) -> Any:
         raise NotImplementedError
@@ -108,7 +83,7 @@ class ToyProgram:
 
 
 @dataclass(frozen=True)
-class Toy:
+class Toy(Runtime):
     slow_s: float = 0.01
     name: str = "toy"
     version: str = "1"
@@ -133,14 +108,11 @@ class Toy:
         is_native = precision is Precision.FP32 or signature.op.op_type in PRODUCTS | {"Relu", "Transpose"}
         return Support.NATIVE if is_native else Support.REFUSED
 
-    def sums_low(self, signature: Signature, processor: str, precision: Precision) -> bool:
-        return False
-
     def load(self, model: onnx.ModelProto, processor: str, **_: Any) -> ToyProgram:
         return ToyProgram(model, self.slow_s)
 
-    def tensor(self, shape: Sequence[int], dtype: int, processor: str) -> ToyTensor:
-        return ToyTensor(np.zeros(shape, helper.tensor_dtype_to_np_dtype(dtype)))
+    def tensor(self, shape: Sequence[int], dtype: int, processor: str) -> HostTensor:
+        return HostTensor.zeros(shape, dtype)
 
 
 BF16_CPU = Target.of(replace(device("cpu"), name="toy-cpu", **_BF16), Toy())

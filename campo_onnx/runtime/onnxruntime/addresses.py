@@ -14,8 +14,6 @@ class AddressedSession:
 
     Parameters
     ----------
-    session
-        A loaded graph; every shape is static.
     reads, writes
         Its inputs and outputs, in the order in which :meth:`run` is given addresses.
     """

@@ -33,31 +33,21 @@ class Kernel:
     ----------
     start_ns, end_ns
         When, by the profiler's clock.
-    correlation
-        Number that it shares with its launch.
     """
 
     name: str
     start_ns: int
     end_ns: int
-    correlation: int
+    correlation: int  # number that it shares with its launch
     is_copy: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """A call of the CUDA runtime or driver that made the GPU do something.
+    """A call of the CUDA runtime or driver that made the GPU do something."""
 
-    Parameters
-    ----------
-    correlation
-        Number that it shares with what the GPU did.
-    at_ns
-        When it began, by the profiler's clock.
-    """
-
-    correlation: int
-    at_ns: int
+    correlation: int  # number that it shares with what the GPU did
+    at_ns: int  # when it began, by the profiler's clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,14 +56,12 @@ class Window:
 
     Parameters
     ----------
-    step
-        The step, counted from 0.
     start_ns, end_ns
         When, by ONNX Runtime's clock. A node with a body (If, Loop) encloses the windows of its body.
     """
 
     node: str
-    step: int
+    step: int  # the step, counted from 0
     start_ns: int
     end_ns: int
 
@@ -86,21 +74,17 @@ class Joined:
     ----------
     nodes_us
         For each node that launched anything, GPU time in every step; 0 in a step without a kernel.
-    kernels
-        For each of them, the kernels' names in every step.
     busy_us
         Time in which the GPU did anything, in every step: overlapping kernels count once.
-    unlaunched
-        Names of kernels whose launch was not recorded.
     outside
         Names of kernels that were launched outside every window. Copies there belong to no node: they
         bring the step's inputs and outputs to where they are wanted.
     """
 
     nodes_us: Mapping[str, tuple[float, ...]]
-    kernels: Mapping[str, tuple[tuple[str, ...], ...]]
+    kernels: Mapping[str, tuple[tuple[str, ...], ...]]  # for each of them, the kernels' names in every step
     busy_us: tuple[float, ...]
-    unlaunched: tuple[str, ...]
+    unlaunched: tuple[str, ...]  # names of kernels whose launch was not recorded
     outside: tuple[str, ...]
 
     @property
@@ -126,11 +110,6 @@ def join(
         What ONNX Runtime recorded: all steps, and none of the steps before the recording.
     offset_ns
         What to add to the profiler's clock to get ONNX Runtime's.
-
-    Raises
-    ------
-    ValueError
-        If there is no window.
     """
     if not windows:
         raise ValueError("no window to join kernels to")
@@ -173,8 +152,6 @@ def align(
 
     Parameters
     ----------
-    kernels, launches, windows
-        As for :func:`join`.
     guess_ns
         An offset that was measured, or 0 for clocks that count from the same moment.
     """

@@ -37,19 +37,11 @@ _WHAT = "kernels cannot be traced"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """Kernels and launches that a profiler of CUDA recorded.
-
-    Parameters
-    ----------
-    kernels, launches
-        By the profiler's clock.
-    markers_ns
-        When each marker began, by the profiler's clock.
-    """
+    """Kernels and launches that a profiler of CUDA recorded."""
 
     kernels: tuple[Kernel, ...]
     launches: tuple[Launch, ...]
-    markers_ns: tuple[int, ...]
+    markers_ns: tuple[int, ...]  # when each marker began, by the profiler's clock
 
 
 def record(
@@ -66,10 +58,6 @@ def record(
 
     Parameters
     ----------
-    model
-        The graph; every node has a name.
-    machine
-        Where to run: a machine with CUDA.
     steps, warmup
         Steps that count (ten at most), and those before them that do not.
 
@@ -77,8 +65,6 @@ def record(
     ------
     DeviceUnavailableError
         If PyTorch is missing, was built without CUDA, or may not trace; the message says why.
-    UnsupportedModelError
-        If ONNX Runtime cannot load or run the graph.
     """
     profiler = _profiler()
     with temporary_folder() as workshop:

@@ -31,13 +31,7 @@ _DRIVER = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 def profile_steps(
     models: list[Path], here: Machine, dims: dict[str, int], switch: Callable[[bool], None]
 ) -> None:
-    """Run one profiled step of each model.
-
-    Parameters
-    ----------
-    switch
-        Turns the profiler on and off.
-    """
+    """Run one profiled step of each model."""
     mark = load(_mark(), here).placed({"x": np.zeros(_MARK_ELEMENTS, np.float32)})
     mark()
     for path in models:

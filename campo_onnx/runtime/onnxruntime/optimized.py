@@ -19,13 +19,6 @@ def cleaned_up(
     """Let ONNX Runtime's optimizer rewrite a graph by the rules that hold on every provider.
 
     External data that it leaves as it is stays where it is.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If ONNX Runtime refuses the model.
-    UsageError
-        If there is no room for a temporary file.
     """
     options = session_options(processor, threads=threads, folder=folder)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC

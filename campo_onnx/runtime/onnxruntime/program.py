@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -14,7 +14,9 @@ from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.files import temporary_folder
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.api import LoadSettings, Place, StepTimes, Tensor
+from campo_onnx.runtime.host_tensor import HostTensor, has_fixed_size, numpy_type
 from campo_onnx.runtime.onnxruntime.addresses import AddressedSession
+from campo_onnx.runtime.onnxruntime.gpu_tensor import GpuTensor
 from campo_onnx.runtime.onnxruntime.installed import ort
 from campo_onnx.runtime.onnxruntime.sessions import (
     RUNTIME_ERRORS,
@@ -24,9 +26,10 @@ from campo_onnx.runtime.onnxruntime.sessions import (
     open_session,
     placed_elsewhere,
 )
-from campo_onnx.runtime.onnxruntime.tensor import OnnxTensor, has_fixed_size
 from campo_onnx.runtime.onnxruntime.traces import affordable_steps, times_of
 from campo_onnx.runtime.timing import Step
+
+BoundTensor: TypeAlias = HostTensor | GpuTensor
 
 _TYPES = {
     f"tensor({name})": getattr(TensorProto, dtype)
@@ -47,11 +50,6 @@ class OnnxProgram:
         As for :meth:`~campo_onnx.runtime.api.Runtime.load`.
     trace_to
         Prefix of the profile file, where the caller reads that itself.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If ONNX Runtime refuses the graph.
     """
 
     def __init__(
@@ -150,26 +148,25 @@ class OnnxProgram:
         """Nothing: nodes run in the types of the graph, where a kernel takes them."""
         return {}
 
-    def _place_of(self, tensor: OnnxTensor) -> tuple[str, int, int, tuple[int, ...], int]:
+    def _place_of(self, tensor: BoundTensor) -> tuple[str, int, int, tuple[int, ...], int]:
         """Device name of a tensor, as bindings take it."""
         return (tensor.processor, self._settings.device_id, tensor.dtype, tensor.shape, tensor.address)
 
-    def _place(self, array: NDArray[Any]) -> OnnxTensor:
+    def _place(self, array: NDArray[Any]) -> BoundTensor:
         if self._processor == "cpu":
-            return OnnxTensor.sharing(array)
-        dtype = int(helper.np_dtype_to_tensor_dtype(array.dtype))
-        tensor = OnnxTensor.zeros(array.shape, dtype, self._processor)
+            return HostTensor.sharing(array)
+        tensor = GpuTensor.zeros(array.shape, int(helper.np_dtype_to_tensor_dtype(array.dtype)))
         tensor.write(array)
         return tensor
 
-    def _fixed(self, output: Any) -> OnnxTensor | None:
+    def _fixed(self, output: Any) -> BoundTensor | None:
         """Memory at a fixed address, which CUDA graphs need, where the size of an output is static."""
         dtype = _TYPES.get(output.type)
         if dtype is None or not all(isinstance(size, int) for size in output.shape):
             return None
-        return OnnxTensor.zeros(tuple(output.shape), int(dtype), self._processor)
+        return zeros(output.shape, int(dtype), self._processor)
 
-    def _check(self, reads: Mapping[str, OnnxTensor], writes: Mapping[str, OnnxTensor]) -> None:
+    def _check(self, reads: Mapping[str, BoundTensor], writes: Mapping[str, BoundTensor]) -> None:
         inputs = {value.name: value for value in self.session.get_inputs()}
         outputs = {value.name: value for value in self.session.get_outputs()}
         faults = [f"no tensor for the input {name!r}" for name in inputs if name not in reads]
@@ -205,8 +202,13 @@ class OnnxProgram:
         return step
 
 
-def _own(tensors: Mapping[str, Tensor]) -> dict[str, OnnxTensor]:
-    own = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, OnnxTensor)}
+def zeros(shape: Sequence[int], dtype: int, processor: str) -> BoundTensor:
+    """Allocate a tensor of zeros."""
+    return (HostTensor if processor == "cpu" else GpuTensor).zeros(shape, dtype)
+
+
+def _own(tensors: Mapping[str, Tensor]) -> dict[str, BoundTensor]:
+    own = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, BoundTensor)}
     if others := [name for name in tensors if name not in own]:
         raise UnsupportedModelError(
             "ONNX Runtime cannot take the graph's inputs and outputs",
@@ -215,7 +217,7 @@ def _own(tensors: Mapping[str, Tensor]) -> dict[str, OnnxTensor]:
     return own
 
 
-def _fits(tensor: OnnxTensor, value: Any) -> bool:
+def _fits(tensor: BoundTensor, value: Any) -> bool:
     if _TYPES.get(value.type) not in (None, tensor.dtype):
         return False
     sizes = zip(value.shape, tensor.shape, strict=False)
@@ -238,8 +240,7 @@ def _array_of(value: Any) -> NDArray[Any]:
     """Copy a value of a CPU, bfloat16 included."""
     if not has_fixed_size(value.element_type()):
         return np.array(value.numpy())
-    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(value.element_type()))
-    array = np.empty(value.shape(), dtype)
+    array = np.empty(value.shape(), numpy_type(value.element_type()))
     if array.size:
         ctypes.memmove(array.ctypes.data, value.data_ptr(), array.nbytes)
     return array

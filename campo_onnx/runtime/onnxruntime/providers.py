@@ -17,13 +17,7 @@ _CPU_WHEEL = "the installed ONNX Runtime was built for CPUs only"
 
 
 def machine(provider: str, threads: int = 0) -> Machine:
-    """Identify this machine.
-
-    Parameters
-    ----------
-    threads
-        Threads per node on a CPU; 0 takes all cores that this process may use.
-    """
+    """Identify this machine."""
     if provider == "cpu":
         return Machine(
             provider=provider,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from campo_onnx.ops.precision import Precision
-from campo_onnx.runtime.api import Capabilities, LoadSettings, Runtime, Support
+from campo_onnx.runtime.api import LOAD_SETTINGS, Capabilities, LoadSettings, Runtime, Support
 from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.onnxruntime import providers
 from campo_onnx.runtime.onnxruntime.installed import only_wheel, onnxruntime, runtime_problem
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     import onnx
 
     from campo_onnx.ops.signature import Signature
-    from campo_onnx.runtime.onnxruntime.program import OnnxProgram
-    from campo_onnx.runtime.onnxruntime.tensor import OnnxTensor
+    from campo_onnx.runtime.onnxruntime.program import BoundTensor, OnnxProgram
 
 
 _CAPABILITIES = Capabilities(
@@ -33,7 +32,7 @@ _CAPABILITIES = Capabilities(
 
 
 @dataclass(frozen=True, slots=True)
-class OnnxRuntime:
+class OnnxRuntime(Runtime):
     """Runs a graph node by node as it is written, on its CPU or CUDA execution provider."""
 
     name: str = "onnxruntime"
@@ -75,10 +74,6 @@ class OnnxRuntime:
         has_own = kernels.has_kernel(signature.op, signature.opset, processor, precision)
         return Support.NATIVE if has_own else Support.UPCAST
 
-    def sums_low(self, signature: "Signature", processor: str, precision: Precision) -> bool:
-        """False: the kernel table does not tell of any, and the kernels of sums that it lists add in FP32."""
-        return False
-
     def load(
         self,
         model: "onnx.ModelProto",
@@ -86,18 +81,18 @@ class OnnxRuntime:
         *,
         threads: int = 0,
         folder: Path | None = None,
-        settings: LoadSettings | None = None,
+        settings: LoadSettings = LOAD_SETTINGS,
     ) -> "OnnxProgram":
         """Load a graph; see :class:`~campo_onnx.runtime.api.Runtime`."""
         from campo_onnx.runtime.onnxruntime.program import OnnxProgram
 
-        return OnnxProgram(model, processor, threads, folder, settings or LoadSettings())
+        return OnnxProgram(model, processor, threads, folder, settings)
 
-    def tensor(self, shape: Sequence[int], dtype: int, processor: str) -> "OnnxTensor":
+    def tensor(self, shape: Sequence[int], dtype: int, processor: str) -> "BoundTensor":
         """Allocate a tensor of zeros; see :class:`~campo_onnx.runtime.api.Runtime`."""
-        from campo_onnx.runtime.onnxruntime.tensor import OnnxTensor
+        from campo_onnx.runtime.onnxruntime.program import zeros
 
-        return OnnxTensor.zeros(tuple(shape), dtype, processor)
+        return zeros(shape, dtype, processor)
 
 
 RUNTIME: Runtime = OnnxRuntime()

@@ -15,7 +15,7 @@ import onnx
 from campo_onnx.errors import CampoError, IndexOutOfRangeError, ModelError, UnsupportedModelError
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.registry import spec
-from campo_onnx.runtime.api import LoadSettings
+from campo_onnx.runtime.api import LOAD_SETTINGS, LoadSettings
 from campo_onnx.runtime.machine import cores
 from campo_onnx.runtime.onnxruntime.installed import ort
 from campo_onnx.runtime.onnxruntime.kernels import RELEASE, is_in_release
@@ -70,8 +70,6 @@ def session_options(
 
     Parameters
     ----------
-    threads
-        Threads of one node on a CPU; 0 takes all cores that this process may use.
     trace_to
         Prefix of the profile file to write, or None for no profile.
     """
@@ -100,15 +98,13 @@ def open_session(
     *,
     threads: int = 0,
     folder: Path | None = None,
-    settings: LoadSettings | None = None,
+    settings: LoadSettings = LOAD_SETTINGS,
     trace_to: Path | None = None,
 ) -> ort.InferenceSession:
     """Load a model on one provider.
 
     Parameters
     ----------
-    model
-        The model; nodes have unique names.
     processor, threads, folder, settings
         As for :meth:`~campo_onnx.runtime.api.Runtime.load`. ONNX Runtime would put a node it has no kernel
         for on the CPU, and copy its tensors there and back, where not every node ``must_stay``.
@@ -118,7 +114,6 @@ def open_session(
     UnsupportedModelError
         If ONNX Runtime refuses the model, or runs a node of it elsewhere although it ``must_stay``.
     """
-    settings = settings or LoadSettings()
     options = session_options(processor, threads=threads, folder=folder, trace_to=trace_to)
     if not settings.spins:
         options.add_session_config_entry("session.force_spinning_stop", "1")

@@ -45,8 +45,6 @@ def times_of(
 
     Raises
     ------
-    ModelError
-        If ONNX Runtime cannot run the graph.
     KeyboardInterrupt
         If the user ends it before the first step that counts; after that, what was traced is returned.
     """

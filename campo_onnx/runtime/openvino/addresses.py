@@ -26,11 +26,6 @@ class AddressedRequest:
     reads, writes
         Inputs and outputs in the order in which :meth:`run` is given addresses, with their positions in the
         graph; None for an input that nothing reads.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If one does not lie in the host's memory.
     """
 
     def __init__(

@@ -17,8 +17,6 @@ def write_beside(model: onnx.ModelProto, data: Path, folder: Path) -> Path:
     ----------
     model
         The graph; its constants refer to files below `data`.
-    folder
-        An empty folder, on any disk.
     """
     locations = {ExternalDataInfo(c).location for c in model.graph.initializer if c.external_data}
     for location in sorted(locations):

@@ -5,21 +5,15 @@ graph gives it. Which kernels do could not be read from a GPU, as it was from CP
 measured, and nothing is run.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from campo_onnx.errors import DeviceUnavailableError
 from campo_onnx.ops.precision import Precision
-from campo_onnx.runtime.api import Capabilities, LoadSettings, Support
+from campo_onnx.runtime.api import Capabilities, Runtime, Support
 from campo_onnx.runtime.overhead import Overhead, read_overheads
 
 if TYPE_CHECKING:
-    import onnx
-
     from campo_onnx.ops.signature import Signature
-    from campo_onnx.runtime.machine import Machine
 
 _INTEL_GPU = "intel_gpu"
 _CAPABILITIES = Capabilities(
@@ -39,30 +33,16 @@ _CAPABILITIES = Capabilities(
 
 
 @dataclass(frozen=True, slots=True)
-class OpenVinoGpu:
+class OpenVinoGpu(Runtime):
     """Stands for OpenVINO on a GPU of Intel's in predictions."""
 
     name: str = "openvino-gpu"
     processors: tuple[str, ...] = (_INTEL_GPU,)
     capabilities: Capabilities = _CAPABILITIES
 
-    @property
-    def version(self) -> str:
-        """Refuse: nothing is loaded."""
-        self._refuse()
-
-    @property
-    def installed(self) -> str:
-        """Nothing; see :class:`~campo_onnx.runtime.api.Runtime`."""
-        return ""
-
     def problem(self, processor: str) -> str:
         """Say why it cannot run; see :class:`~campo_onnx.runtime.api.Runtime`."""
         return "OpenVINO's steps on Intel's GPUs are predicted, not run"
-
-    def machine(self, processor: str, threads: int = 0) -> "Machine":
-        """Refuse."""
-        self._refuse()
 
     def overhead(self, processor: str, *, captured: bool = False) -> Overhead:
         """Say what it adds to kernels; see :class:`~campo_onnx.runtime.api.Runtime`."""
@@ -88,24 +68,3 @@ class OpenVinoGpu:
         from campo_onnx.runtime.openvino import kernels
 
         return precision is not Precision.FP32 and kernels.sums_low(signature, Precision.BF16)
-
-    def load(
-        self,
-        model: "onnx.ModelProto",
-        processor: str,
-        *,
-        threads: int = 0,
-        folder: Path | None = None,
-        settings: LoadSettings | None = None,
-    ) -> NoReturn:
-        """Refuse."""
-        self._refuse()
-
-    def tensor(self, shape: Sequence[int], dtype: int, processor: str) -> NoReturn:
-        """Refuse."""
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
-        raise DeviceUnavailableError(
-            "nothing runs on Intel's GPUs", why=self.problem(_INTEL_GPU), remedy="Take --costs datasheet."
-        )

@@ -27,17 +27,11 @@ COLUMNS = ("domain", "op_type", "fp32", "bf16", "sums_low")
 
 
 class Row(NamedTuple):
-    """Support of one operator.
-
-    Parameters
-    ----------
-    sums_low
-        Whether sums of BF16 values are accumulated in BF16.
-    """
+    """Support of one operator."""
 
     fp32: Support
     bf16: Support
-    sums_low: bool
+    sums_low: bool  # whether sums of BF16 values are accumulated in BF16
 
 
 @cache

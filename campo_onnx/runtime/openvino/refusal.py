@@ -62,13 +62,6 @@ def refuse_types(model: onnx.ModelProto, units: Container[str], cpu: str) -> Non
     ----------
     units
         Types that the plugin computes in on this CPU: its property ``OPTIMIZATION_CAPABILITIES``.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If a tensor or a Cast of it is FP16 or FP8; the message names the first.
-    DeviceUnavailableError
-        If one is BF16, and the CPU multiplies no BF16 numbers.
     """
     if place := _first_of_type(model, TensorProto.FLOAT16):
         raise UnsupportedModelError(
@@ -93,13 +86,7 @@ def refuse_types(model: onnx.ModelProto, units: Container[str], cpu: str) -> Non
 
 
 def refuse_forms(model: onnx.ModelProto, folder: Path | None) -> None:
-    """Refuse a graph with nodes that the plugin loads, and computes otherwise than ONNX says.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If there are any; the message names them.
-    """
+    """Refuse a graph with nodes that the plugin loads, and computes otherwise than ONNX says."""
     if nodes := computed_otherwise(model, folder):
         raise UnsupportedModelError(
             f"OpenVINO computes {len(nodes)} node{'s' * (len(nodes) > 1)} otherwise than ONNX",
@@ -115,11 +102,6 @@ def refuse_empty(model: onnx.ModelProto, graph: Any) -> None:
     ----------
     graph
         The same as an ``openvino.Model`` that was read. Constants without elements are scalars in it.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If there is one other than a list of whole numbers, as shapes and axes are.
     """
     empty = {constant.name for constant in model.graph.initializer if 0 in constant.dims}
     empty |= {n.output[0] for n in model.graph.node for a in n.attribute if 0 in a.t.dims}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from campo_onnx.errors import DeviceUnavailableError
 from campo_onnx.ops.precision import Precision
-from campo_onnx.runtime.api import Capabilities, LoadSettings, Support
+from campo_onnx.runtime.api import LOAD_SETTINGS, Capabilities, LoadSettings, Runtime, Support
 from campo_onnx.runtime.machine import Machine, cores, cpu_name
 from campo_onnx.runtime.openvino.installed import installed_version, is_new_enough, openvino, openvino_problem
 from campo_onnx.runtime.openvino.intel_gpu import OpenVinoGpu
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import onnx
 
     from campo_onnx.ops.signature import Signature
+    from campo_onnx.runtime.host_tensor import HostTensor
     from campo_onnx.runtime.openvino.program import OpenVinoProgram
-    from campo_onnx.runtime.openvino.tensor import HostTensor
 
 _CPU = "cpu"
 _CAPABILITIES = Capabilities(
@@ -43,7 +43,7 @@ _CAPABILITIES = Capabilities(
 
 
 @dataclass(frozen=True, slots=True)
-class OpenVino:
+class OpenVino(Runtime):
     """Runs a graph on a CPU, BF16 nodes in BF16 where the CPU has units for it, FP32 nodes in FP32.
 
     Elementwise chains become one kernel that computes in FP32 and rounds once, at its end. A NaN does not
@@ -109,21 +109,20 @@ class OpenVino:
         *,
         threads: int = 0,
         folder: Path | None = None,
-        settings: LoadSettings | None = None,
+        settings: LoadSettings = LOAD_SETTINGS,
     ) -> "OpenVinoProgram":
         """Load a graph; see :class:`~campo_onnx.runtime.api.Runtime`."""
         self._refuse_other(processor)
         from campo_onnx.runtime.openvino.program import OpenVinoProgram
 
-        chosen = settings or LoadSettings()
-        return OpenVinoProgram(model, threads=threads or cores(), folder=folder, traces=chosen.traces)
+        return OpenVinoProgram(model, threads=threads or cores(), folder=folder, traces=settings.traces)
 
     def tensor(self, shape: Sequence[int], dtype: int, processor: str) -> "HostTensor":
         """Allocate a tensor of zeros; see :class:`~campo_onnx.runtime.api.Runtime`."""
         self._refuse_other(processor)
-        from campo_onnx.runtime.openvino.tensor import empty
+        from campo_onnx.runtime.host_tensor import HostTensor
 
-        return empty(shape, dtype)
+        return HostTensor.zeros(shape, dtype)
 
     def _refuse_other(self, processor: str) -> None:
         if problem := self.problem(processor):

@@ -82,15 +82,13 @@ class Executed:
 
     Parameters
     ----------
-    name
-        As counters of time call it.
     computes
         The one of them whose arithmetic has `precision`; empty where that cannot be told.
     precision
         Precision of its arithmetic; None where the plugin tells that of its input alone.
     """
 
-    name: str
+    name: str  # as counters of time call it
     nodes: tuple[str, ...]
     computes: tuple[str, ...]
     kernel: str
@@ -159,17 +157,7 @@ def step_times(
     warmup: int,
     on_step: Callable[[], None] | None,
 ) -> StepTimes:
-    """Time repeated steps by the plugin's counters; of these the faster half is told.
-
-    Parameters
-    ----------
-    nodes
-        As :func:`executed_nodes` returns them.
-    step, counters
-        Run one step, and read the counters that it left.
-    repeats, warmup, on_step
-        See :meth:`~campo_onnx.runtime.api.Program.node_times`.
-    """
+    """Time repeated steps by the plugin's counters; of these the faster half is told."""
     totals: list[Mapping[str, float]] = [{}]
     steps_us: list[float] = []
     try:

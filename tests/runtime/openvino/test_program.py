@@ -18,10 +18,10 @@ if problem := openvino_problem():
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.api import LoadSettings, Place
+from campo_onnx.runtime.host_tensor import HostTensor
 from campo_onnx.runtime.onnxruntime.runtime import RUNTIME as ORT
 from campo_onnx.runtime.openvino import blobs
 from campo_onnx.runtime.openvino.runtime import RUNTIME
-from campo_onnx.runtime.openvino.tensor import empty
 from tests.conftest import parse_model
 
 FLOAT, BF16 = int(TensorProto.FLOAT), int(TensorProto.BFLOAT16)
@@ -45,7 +45,7 @@ def load(graph, opset=22, **settings):
 
 
 def tensor(array):
-    made = empty(array.shape, onnx.helper.np_dtype_to_tensor_dtype(array.dtype))
+    made = HostTensor.zeros(array.shape, onnx.helper.np_dtype_to_tensor_dtype(array.dtype))
     made.write(array)
     return made
 
@@ -77,7 +77,7 @@ def test_outputs_have_their_names(arrays):
 
 def test_memory_of_the_caller_is_read_and_written_in_place(arrays):
     reads = {name: tensor(array) for name, array in arrays.items()}
-    writes = {"y": empty((3, 2), FLOAT), "twice": empty((4,), BF16)}
+    writes = {"y": HostTensor.zeros((3, 2), FLOAT), "twice": HostTensor.zeros((4,), BF16)}
     step = load(PORTS).bound(reads, writes)
     step()
     np.testing.assert_array_equal(writes["y"].shared(), expected(arrays)["y"])
@@ -93,7 +93,7 @@ def test_bindings_keep_their_memory_and_do_not_mix(arrays):
     steps = []
     for scale in (1, 2):
         own = {name: tensor((array * scale).astype(array.dtype)) for name, array in arrays.items()}
-        result = {"twice": empty((4,), BF16), "r": empty((2, 3), FLOAT)}
+        result = {"twice": HostTensor.zeros((4,), BF16), "r": HostTensor.zeros((2, 3), FLOAT)}
         steps.append((program.bound(own, result), result, scale))
     del own
     gc.collect()
@@ -156,10 +156,10 @@ def test_addresses_elsewhere_and_missing_ones_are_refused():
 
 
 def test_slices_of_one_buffer_are_bound():
-    buffer = empty((40,), FLOAT)
+    buffer = HostTensor.zeros((40,), FLOAT)
     buffer.shared()[:32] = np.concatenate([np.eye(4).ravel(), np.arange(16)])
     reads = {"a": buffer.slice(0, (4, 4)), "w": buffer.slice(16, (4, 4))}
-    result = empty((20,), FLOAT)
+    result = HostTensor.zeros((20,), FLOAT)
     load(SQUARE).bound(reads, {"c": result.slice(4, (4, 4))})()
     np.testing.assert_array_equal(result.read(), [0] * 4 + list(range(16)))
     with pytest.raises(ValueError, match="elements 32 to 48 of a tensor of 40"):
@@ -286,8 +286,8 @@ def test_a_thousand_steps_take_no_memory():
     program = load(
         "agraph (float[64,64] a, float[64,64] w) => (float[64,64] c) { b = MatMul (a, w) c = Tanh (b) }"
     )
-    reads = {"a": empty((64, 64), FLOAT), "w": empty((64, 64), FLOAT)}
-    step = program.bound(reads, {"c": empty((64, 64), FLOAT)})
+    reads = {"a": HostTensor.zeros((64, 64), FLOAT), "w": HostTensor.zeros((64, 64), FLOAT)}
+    step = program.bound(reads, {"c": HostTensor.zeros((64, 64), FLOAT)})
     for _ in range(100):
         step()
     before = resident()
