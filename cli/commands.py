@@ -1,6 +1,6 @@
 """The commands of the program, each loaded when it is called: no start pays for the others."""
 
-from collections.abc import Iterator, MutableMapping
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -62,49 +62,30 @@ class Command(TyperCommand):
         print_document((short if ctx.meta.get(_SHORT) else whole)(self, ctx))
 
 
-class _Loaded(MutableMapping[str, Any]):
-    """Commands by name; looking one up imports its module."""
-
-    def __init__(self) -> None:
-        self._commands: dict[str, Any] = dict.fromkeys(HOME)
-
-    def __getitem__(self, name: str) -> Any:
-        if self._commands[name] is None:
-            module, _, function = HOME[name].partition(":")
-            alone = typer.Typer(rich_markup_mode="markdown", add_completion=False)
-            alone.command(name=name, cls=Command)(getattr(import_module(f".{module}", __package__), function))
-            self._commands[name] = typer.main.get_command(alone)
-        return self._commands[name]
-
-    def __setitem__(self, name: str, command: Any) -> None:
-        self._commands[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self._commands[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._commands)
-
-    def __len__(self) -> int:
-        return len(self._commands)
+@cache
+def _loaded(name: str) -> Any:
+    module, _, function = HOME[name].partition(":")
+    alone = typer.Typer(rich_markup_mode="markdown", add_completion=False)
+    alone.command(name=name, cls=Command)(getattr(import_module(f".{module}", __package__), function))
+    return typer.main.get_command(alone)
 
 
 class Commands(TyperGroup):
-    """The program itself."""
+    """The program itself, which knows its commands by name until one is looked up."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands = _Loaded()
+        self.commands = dict.fromkeys(HOME)  # type: ignore[assignment]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import a command's module."""
+        return _loaded(cmd_name) if cmd_name in HOME else None
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help."""
         from .help import whole
 
         print_document(whole(self, ctx))
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Names of all commands, none of which is loaded for that."""
-        return [*self.commands]
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return its options."""

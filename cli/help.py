@@ -31,7 +31,8 @@ def whole(command: Any, ctx: Any) -> str:
         rows = [_record(param, ctx) for param in params]
         blocks.append("\n".join((_bold(title), *_table(rows, width))))
     if isinstance(command, typer.core.TyperGroup):
-        rows = [(name, _first_line(command.commands[name].help)) for name in command.list_commands(ctx)]
+        named = {name: command.get_command(ctx, name) for name in command.list_commands(ctx)}
+        rows = [(name, _first_line(each.help)) for name, each in named.items() if each is not None]
         blocks.append("\n".join((_bold("Commands"), *_table(rows, width))))
     if command.epilog:
         blocks += _paragraphs(command.epilog, width)

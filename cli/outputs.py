@@ -31,11 +31,6 @@ def check_outputs(
         The model, which the first output may replace if `force` says so.
     replaced
         Options whose file is replaced whatever `force` says: it is one of the command's own.
-
-    Raises
-    ------
-    UsageError
-        If one cannot be written, exists, is read, or is another output.
     """
     from campo_onnx.ir.exporter import check_destination
 

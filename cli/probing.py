@@ -57,13 +57,7 @@ def probed(
     inputs: "Mapping[Path, Feeds]",
     wanted: ProbeArguments,
 ) -> tuple["Optimized", "Options", tuple[str, ...]]:
-    """Try a plan on data, and say what was tried.
-
-    Returns
-    -------
-    tuple
-        The plan that stands, options that decide it again, and a sentence or none.
-    """
+    """Try a plan on data, and say what was tried."""
     if wanted.probe is ProbeMode.OFF or not optimized.plan.low_nodes or optimized.was_optimized_before:
         return optimized, options, ()
     try:

@@ -1,15 +1,15 @@
 """A benchmark: the step of each graph, with confidence intervals and verdicts."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from .console import escape, print_note, stderr, stdout
-from .table import Cell, Column, Table, TableFormat
+from .table import Cell, Column, Table, TableFormat, number
 from .units import duration, gigabytes, verdict_style
-
-_RATIO = len("1.021 (0.945 to 1.103)")
 
 if TYPE_CHECKING:
     from campo_onnx.bench.result import BenchResult, BenchRow, Interval
@@ -56,79 +56,60 @@ def print_written(*paths: Path | None, form: TableFormat = TableFormat.TEXT) -> 
         stdout().print(escape(f"Wrote {' and '.join(written)}"))
 
 
-class _Figure(NamedTuple):
-    """A column that is there where some graph has the figure."""
-
-    title: str
-    key: str
-    rank: int
-    text: "Callable[[Any], str]"
-
-
-_BEFORE_RATIO = (_Figure("samples/s", "samples_per_s", 4, "{:,.4g}".format),)
+_BEFORE_RATIO = (number("samples/s", "samples_per_s", attrgetter("samples_per_s"), "{:,.4g}".format, rank=4),)
 _BEHIND_VERDICT = (
-    _Figure("launches", "launches", 8, "{:,}".format),
-    _Figure("moved", "moved_bytes", 7, gigabytes),
-    _Figure("energy", "energy_j", 3, lambda i: f"{i.median:.3g} J ({i.low:.3g} to {i.high:.3g})"),
-    _Figure("memory", "peak_bytes", 5, lambda held: f"{held / 2**20:,.0f} MiB"),
-    _Figure("tensors at most", "alive_bytes", 10, gigabytes),
-    _Figure("tensor cores", "tensor_pipe_share", 6, "{:.0%}".format),
+    number("launches", "launches", attrgetter("launches"), "{:,}".format, rank=8),
+    number("moved", "moved_bytes", attrgetter("moved_bytes"), gigabytes, rank=7),
+    number("energy", "energy_j", lambda row: _energy(row.energy_j), rank=3),
+    number("memory", "peak_bytes", attrgetter("peak_bytes"), lambda held: f"{held / 2**20:,.0f} MiB", rank=5),
+    number("tensors at most", "alive_bytes", attrgetter("alive_bytes"), gigabytes, rank=10),
+    number("tensor cores", "tensor_pipe_share", attrgetter("tensor_pipe_share"), "{:.0%}".format, rank=6),
 )
+"""Columns that are there where some graph has the figure."""
+
+_RATIO = len("1.021 (0.945 to 1.103)")
+RATIO = number("", "speedup", lambda row: _ratio(row.speedup), may_break=True, least=_RATIO)
+"""The speed-up over the first, with its interval."""
 
 
-def _figures(
-    rows: "Sequence[BenchRow]", *figures: _Figure
-) -> "Iterator[tuple[Column, Callable[[BenchRow], Cell]]]":
-    for figure in figures:
-        if any(getattr(row, figure.key) is not None for row in rows):
-            column = Column(title=figure.title, key=figure.key, is_number=True, rank=figure.rank)
-            yield column, partial(_figure_cell, figure)
-
-
-def _figure_cell(figure: _Figure, row: "BenchRow") -> Cell:
-    value = getattr(row, figure.key)
-    return Cell("-") if value is None else Cell(figure.text(value), getattr(value, "median", value))
+def _energy(interval: "Interval | None") -> Cell | None:
+    if interval is None:
+        return None
+    return Cell(f"{interval.median:.3g} J ({interval.low:.3g} to {interval.high:.3g})", interval.median)
 
 
 def _table(result: "BenchResult") -> Table:
     rows = result.rows
-    is_compared = len(rows) > 1
-    shown: list[tuple[Column, Callable[[BenchRow], Cell]]] = [
-        (Column(title="graph", key="graph", may_break=True), lambda row: Cell(row.name, row.name)),
-        (Column(title="step", key="step_us", is_number=True), step_cell),
-        (Column(title="95 % interval", is_number=True, rank=2), _step_interval),
+
+    def known(columns: Sequence[Column]) -> Iterator[Column]:
+        return (column for column in columns if any(getattr(row, column.key) is not None for row in rows))
+
+    columns = [
+        Column("graph", "graph", attrgetter("name"), may_break=True),
+        STEP,
+        number("95 % interval", of=_step_interval, rank=2),
+        *known(_BEFORE_RATIO),
     ]
-    shown += _figures(rows, *_BEFORE_RATIO)
-    if is_compared:
-        title = f"x {rows[0].name}, 95 % interval"
-        shown.append(
-            (Column(title=title, key="speedup", is_number=True, may_break=True, least=_RATIO), ratio_cell)
-        )
-    shown.append((Column(title="verdict", key="verdict"), verdict_cell))
-    shown += _figures(rows, *_BEHIND_VERDICT)
-    for bound, of in (("low", lambda i: i.low), ("high", lambda i: i.high)):
-        shown.append((Column(title="", key=f"speedup_{bound}", rank=9, csv_only=True), _bound(of)))
-    table = Table([column for column, _ in shown])
-    for row in rows:
-        table.add(*(cell(row) for _, cell in shown))
-    return table
+    if len(rows) > 1:
+        columns.append(replace(RATIO, title=f"x {rows[0].name}, 95 % interval"))
+    columns += [VERDICT, *known(_BEHIND_VERDICT)]
+    columns += [
+        Column("", f"speedup_{bound}", partial(_bound, bound), csv_only=True) for bound in ("low", "high")
+    ]
+    return Table(columns).fill(rows)
 
 
-def _bound(of: "Callable[[Interval], float]") -> "Callable[[BenchRow], Cell]":
-    return lambda row: Cell("", None if row.speedup is None else of(row.speedup))
-
-
-def verdict_cell(row: "BenchRow") -> Cell:
-    """Show how a step compares with the first."""
+def _verdict(row: "BenchRow") -> Cell:
     word = row.verdict.value
     return Cell(word, word, verdict_style(word))
 
 
-def step_cell(row: "BenchRow") -> Cell:
-    """Show the median step."""
-    if row.step_us is None:
-        return Cell("-")
-    return Cell(duration(row.step_us.median), row.step_us.median)
+def _median(interval: "Interval | None") -> float | None:
+    return None if interval is None else interval.median
+
+
+STEP = number("step", "step_us", lambda row: _median(row.step_us), duration)
+VERDICT = Column("verdict", "verdict", _verdict)
 
 
 def _step_interval(row: "BenchRow") -> Cell:
@@ -140,9 +121,11 @@ def _step_interval(row: "BenchRow") -> Cell:
     return Cell(f"{low} to {high} {unit}", style="dim")
 
 
-def ratio_cell(row: "BenchRow") -> Cell:
-    """Show the speed-up over the first, with its interval."""
-    interval = row.speedup
+def _bound(bound: str, row: "BenchRow") -> float | None:
+    return None if row.speedup is None else float(getattr(row.speedup, bound))
+
+
+def _ratio(interval: "Interval | None") -> Cell | None:
     if interval is None:
-        return Cell("-")
+        return None
     return Cell(f"{interval.median:.3f} ({interval.low:.3f} to {interval.high:.3f})", interval.median)

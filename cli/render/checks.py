@@ -2,16 +2,17 @@
 
 import sys
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from campo_onnx.wording import cost_basis
 
 from .console import escape, stderr, stdout, visible, without_commands
-from .table import Cell, Column, Table, TableFormat
+from .table import Cell, Column, Table, TableFormat, number
 from .units import duration
 
 if TYPE_CHECKING:
-    from campo_onnx.checking.verdict import Verdicts
+    from campo_onnx.checking.verdict import Verdict, Verdicts
     from campo_onnx.emulation.data_safety import DataSafety
 
 _STATUS_STYLES = {"passed": "green", "failed": "bold red", "not checked": "yellow", "not asked": "dim"}
@@ -32,32 +33,42 @@ def print_verdicts(checked: Sequence["Verdicts"], form: TableFormat = TableForma
         if verdicts.error is not None:
             console.print(escape(str(verdicts.error)), style="bold red")
             continue
-        table = Table((Column(title="rule"), Column(title="result"), Column(title="why", may_break=True)))
-        for verdict in verdicts.verdicts:
-            status = verdict.status.value
-            table.add(verdict.rule, Cell(status, status, _STATUS_STYLES[status]), verdict.finding.reason)
-        table.show()
+        columns = (
+            Column("rule", of=lambda verdict: verdict.rule),
+            Column("result", of=_result),
+            Column("why", of=lambda verdict: verdict.finding.reason, may_break=True),
+        )
+        Table(columns).fill(verdicts.verdicts).show()
+
+
+def _result(verdict: "Verdict") -> Cell:
+    status = verdict.status.value
+    return Cell(status, status, _STATUS_STYLES[status])
 
 
 def _verdicts_table(checked: Sequence["Verdicts"]) -> Table:
-    table = Table(
-        (
-            Column(title="graph", key="graph"),
-            Column(title="rule", key="rule"),
-            Column(title="result", key="result"),
-            Column(title="value", key="value", is_number=True),
-            Column(title="limit", key="limit", is_number=True),
-            Column(title="why", key="why"),
-        )
-    )
-    for verdicts in checked:
-        if verdicts.error is not None:
-            table.add(verdicts.name, "check", "failed", Cell(""), Cell(""), str(verdicts.error))
-        for verdict in verdicts.verdicts:
+    rows: list[tuple[str | float | None, ...]] = []
+    for each in checked:
+        if each.error is not None:
+            rows.append((each.name, "check", "failed", None, None, str(each.error)))
+        for verdict in each.verdicts:
             finding = verdict.finding
-            figures = (Cell("" if n is None else f"{n:.4g}", n) for n in (finding.value, finding.limit))
-            table.add(verdicts.name, verdict.rule, verdict.status.value, *figures, finding.reason)
-    return table
+            own = verdict.rule, verdict.status.value, finding.value, finding.limit, finding.reason
+            rows.append((each.name, *own))
+
+    def figure(number: float | None) -> Cell:
+        return Cell("" if number is None else f"{number:.4g}", number)
+
+    return Table(
+        (
+            Column("graph", "graph", itemgetter(0)),
+            Column("rule", "rule", itemgetter(1)),
+            Column("result", "result", itemgetter(2)),
+            number("value", "value", lambda row: figure(row[3])),
+            number("limit", "limit", lambda row: figure(row[4])),
+            Column("why", "why", itemgetter(5)),
+        )
+    ).fill(rows)
 
 
 def print_annotations(text: str, *, beside_a_document: bool) -> None:

@@ -1,5 +1,6 @@
 """Strategies side by side."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -7,13 +8,12 @@ from campo_onnx.wording import cost_basis
 
 from .console import escape, print_note, stdout
 from .plan import print_kind
-from .table import Cell, Column, Table, TableFormat
+from .table import Cell, Column, Table, TableFormat, number
 from .units import duration, gigabytes, verdict_style
 
 if TYPE_CHECKING:
     from campo_onnx.optimize.plan.plan import Plan
-    from campo_onnx.optimize.traffic import Traffic
-    from campo_onnx.planning.comparison import Comparison, ComparisonRow, Drift
+    from campo_onnx.planning.comparison import Comparison, ComparisonRow
 
 
 def headline(plan: "Plan") -> str:
@@ -24,25 +24,9 @@ def headline(plan: "Plan") -> str:
 def print_comparison(comparison: "Comparison", *, plot: Path | None, form: TableFormat) -> None:
     """Print strategies side by side."""
     first, baseline = comparison.rows[0].plan, comparison.baseline.plan
-    table = Table(_columns(comparison))
-    for row in comparison.rows:
-        plan = row.plan
-        over = baseline.predicted_us / plan.predicted_us if plan.predicted_us else 1.0
-        table.add(
-            plan.strategy,
-            plan.lists,
-            Cell(str(len(plan.low_nodes)), len(plan.low_nodes)),
-            Cell(str(len(plan.casts)), len(plan.casts)),
-            Cell(duration(plan.cast_us), plan.cast_us),
-            Cell(duration(plan.predicted_us), plan.predicted_us),
-            Cell(f"{plan.speedup:.2f}", plan.speedup),
-            Cell(f"{over:.2f}", over),
-            Cell(f"{row.tensor_core_share:.0%}", row.tensor_core_share),
-            *_moved(row.traffic),
-            *(_measured(row) if _was_measured(comparison) else ()),
-            *(_error(drift) for drift in row.drift.values()),
-            style="bold" if plan.strategy == "optimal" else "",
-        )
+    table = Table(_columns(comparison)).fill(
+        comparison.rows, lambda row: "bold" if row.plan.strategy == "optimal" else ""
+    )
     if form is not TableFormat.TEXT:
         table.show(form)
         if plot is not None:
@@ -81,60 +65,55 @@ def _was_measured(comparison: "Comparison") -> bool:
     return any(row.measured_us is not None for row in comparison.rows)
 
 
-def _columns(comparison: "Comparison") -> tuple[Column, ...]:
-    over = comparison.baseline.plan.strategy
-    columns: tuple[Column, ...] = (
-        Column(title="strategy", key="strategy"),
-        Column(title="lists", key="lists", may_break=True),
-        Column(title="low", key="low_nodes", is_number=True, rank=5),
-        Column(title="casts", key="casts", is_number=True, rank=3),
-        Column(title="cast time", key="cast_us", is_number=True, rank=6),
-        Column(title="predicted", key="predicted_us", is_number=True),
-        Column(title="x fp32", key="predicted_speedup", is_number=True),
-        Column(title=f"x {over}", key=f"speedup_over_{over.replace('-', '_')}", is_number=True, rank=4),
-        Column(title="tensor", key="tensor_core_share", is_number=True, rank=7),
-        Column(title="launches", key="launches", is_number=True, rank=8),
-        Column(title="moved", key="moved_bytes", is_number=True, rank=9),
-        Column(title="by casts", key="cast_moved_bytes", is_number=True, rank=10),
-        Column(title="tensors at most", key="peak_bytes", is_number=True, rank=11),
-    )
-    if _was_measured(comparison):
-        columns = (
-            *columns,
-            Column(title="measured", key="measured_us", is_number=True),
-            Column(title="x fp32, 95 %", key="measured_speedup", is_number=True),
-            Column(title="verdict", key="verdict"),
-        )
-    drifts = (
-        Column(title=f"drift, {form}", key=f"drift_{form}", is_number=True)
+def _columns(comparison: "Comparison") -> list[Column]:
+    baseline = comparison.baseline.plan
+    over = baseline.strategy
+    columns = [
+        Column("strategy", "strategy", lambda row: row.plan.strategy),
+        Column("lists", "lists", lambda row: row.plan.lists, may_break=True),
+        number("low", "low_nodes", lambda row: len(row.plan.low_nodes), rank=5),
+        number("casts", "casts", lambda row: len(row.plan.casts), rank=3),
+        number("cast time", "cast_us", lambda row: row.plan.cast_us, duration, rank=6),
+        number("predicted", "predicted_us", lambda row: row.plan.predicted_us, duration),
+        number("x fp32", "predicted_speedup", lambda row: row.plan.speedup, "{:.2f}".format),
+        number(
+            f"x {over}",
+            f"speedup_over_{over.replace('-', '_')}",
+            lambda row: baseline.predicted_us / row.plan.predicted_us if row.plan.predicted_us else 1.0,
+            "{:.2f}".format,
+            rank=4,
+        ),
+        number("tensor", "tensor_core_share", lambda row: row.tensor_core_share, "{:.0%}".format, rank=7),
+        number("launches", "launches", lambda row: row.traffic.total.launches, "{:,}".format, rank=8),
+        number("moved", "moved_bytes", lambda row: row.traffic.total.moved_bytes, gigabytes, rank=9),
+        number("by casts", "cast_moved_bytes", lambda row: row.traffic.casts.moved_bytes, gigabytes, rank=10),
+        number("tensors at most", "peak_bytes", lambda row: row.traffic.peak_bytes, gigabytes, rank=11),
+    ]
+    if any(row.measured_us is not None for row in comparison.rows):
+        columns += [
+            number("measured", "measured_us", _measured),
+            number("x fp32, 95 %", "measured_speedup", lambda row: Cell(_speedup(row), row.measured_speedup)),
+            Column("verdict", "verdict", _verdict),
+        ]
+    return columns + [
+        number(f"drift, {form}", f"drift_{form}", partial(_error, form), "{:.2g}".format)
         for form in comparison.rows[0].drift
-    )
-    return (*columns, *drifts)
+    ]
 
 
-def _moved(traffic: "Traffic") -> tuple[Cell, ...]:
-    total, casts = traffic.total, traffic.casts
-    return (
-        Cell(f"{total.launches:,}", total.launches),
-        Cell(gigabytes(total.moved_bytes), total.moved_bytes),
-        Cell(gigabytes(casts.moved_bytes), casts.moved_bytes),
-        Cell(gigabytes(traffic.peak_bytes), traffic.peak_bytes),
-    )
+def _error(form: str, row: "ComparisonRow") -> float | None:
+    return row.drift[form].error
 
 
-def _measured(row: "ComparisonRow") -> tuple[Cell, ...]:
+def _measured(row: "ComparisonRow") -> Cell:
     if row.measured_us is None:
-        return Cell("does not run"), Cell("-"), Cell("failed", "failed", "bold red")
-    verdict = row.verdict
-    return (
-        Cell(duration(row.measured_us), row.measured_us),
-        Cell(_speedup(row), row.measured_speedup),
-        Cell(verdict, verdict, verdict_style(verdict)),
-    )
+        return Cell("does not run")
+    return Cell(duration(row.measured_us), row.measured_us)
 
 
-def _error(drift: "Drift") -> Cell:
-    return Cell("-") if drift.error is None else Cell(f"{drift.error:.2g}", drift.error)
+def _verdict(row: "ComparisonRow") -> Cell:
+    verdict = "failed" if row.measured_us is None else row.verdict
+    return Cell(verdict, verdict, verdict_style(verdict))
 
 
 def _speedup(row: "ComparisonRow") -> str:

@@ -1,15 +1,16 @@
 """Profiles and calibrations."""
 
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .bench import print_written
 from .console import escape, is_verbose, print_warning, stdout
-from .table import Cell, Column, Table, TableFormat
+from .table import Cell, Column, Table, TableFormat, number
 from .units import duration
 
 if TYPE_CHECKING:
-    from campo_onnx.calibrate.calibration import Calibration
+    from campo_onnx.calibrate.calibration import Calibration, OpEntry
     from campo_onnx.measure.profile import Profile
 
 _OPS_SHOWN = 12
@@ -20,19 +21,17 @@ def print_profile(profile: "Profile", output: Path, form: TableFormat = TableFor
     console, ops = stdout(), profile.ops()
     machine = profile.machine
     is_whole = form is not TableFormat.TEXT or is_verbose()
+    whole_us = profile.nodes_us
     table = Table(
         (
-            Column(title="operator", key="operator", may_break=True),
-            Column(title="nodes", key="nodes", is_number=True),
-            Column(title="time", key="fp32_us", is_number=True),
-            Column(title="share", key="share", is_number=True),
+            Column("operator", "operator", itemgetter("op"), may_break=True),
+            number("nodes", "nodes", itemgetter("nodes")),
+            number("time", "fp32_us", itemgetter("fp32_us"), duration),
+            number(
+                "share", "share", lambda row: row["fp32_us"] / whole_us if whole_us else 0.0, "{:.1%}".format
+            ),
         )
-    )
-    for row in ops.head(len(ops) if is_whole else _OPS_SHOWN).iter_rows(named=True):
-        time_us = row["fp32_us"]
-        share = time_us / profile.nodes_us if profile.nodes_us else 0.0
-        cells = Cell(str(row["nodes"]), row["nodes"]), Cell(duration(time_us), time_us)
-        table.add(row["op"], *cells, Cell(f"{share:.1%}", share))
+    ).fill(ops.head(len(ops) if is_whole else _OPS_SHOWN).iter_rows(named=True))
     if form is not TableFormat.TEXT:
         table.show(form)
         print_written(output, form=form)
@@ -87,40 +86,41 @@ def _calibration_table(calibration: "Calibration") -> Table:
     """Lay out the accuracy (M_A) of each operator's model, and of others, on shapes kept out of the fit."""
     from campo_onnx.calibrate.quality import LEAST_ACCURACY
 
-    counted = any(entry.with_counters is not None for entry in calibration.entries)
-    table = Table(
-        (
-            Column(title="operator", key="operator", may_break=True),
-            Column(title="shapes", key="shapes_fitted", is_number=True, rank=2),
-            Column(title="model", key="accuracy", is_number=True),
-            Column(title="paper's fit", key="accuracy_of_paper_fit", is_number=True, rank=4),
-            Column(title="one for all", key="accuracy_of_one_model", is_number=True, rank=3),
-            Column(title="roofline", key="accuracy_of_roofline", is_number=True, rank=1),
-            *(
-                [Column(title="with counters", key="accuracy_with_counters", is_number=True, rank=5)]
-                if counted
-                else []
-            ),
-            Column(title="method", key="method", rank=2),
-            Column(title="", key="shapes_held_out", csv_only=True),
-        ),
-        title="M_A on held-out shapes",
-    )
     units = "tensor cores" if calibration.machine.is_gpu else "BF16 units"
-    for entry in calibration.entries:
-        scores = entry.scores
-        name = f"{entry.op} ({units})" if entry.on_tensor_cores else entry.op
-        figures = (scores.chosen, scores.by_method["paper"], scores.general, scores.roofline)
-        cells = [
-            Cell(f"{figure:.1%}", figure, "yellow" if figure < LEAST_ACCURACY and not number else "")
-            for number, figure in enumerate(figures)
-        ]
-        if counted:
-            best = scores.with_counters
-            cells.append(Cell("-" if best is None else f"{best:.1%}", best))
-        shapes = Cell(f"{entry.fitted}+{scores.shapes}", entry.fitted)
-        table.add(name, shapes, *cells, entry.method, Cell("", scores.shapes))
-    return table
+    counted = any(entry.with_counters is not None for entry in calibration.entries)
+    share = "{:.1%}".format
+
+    def chosen(entry: "OpEntry") -> Cell:
+        score = entry.scores.chosen
+        return Cell(share(score), score, "yellow" if score < LEAST_ACCURACY else "")
+
+    columns = [
+        Column(
+            "operator",
+            "operator",
+            lambda entry: f"{entry.op} ({units})" if entry.on_tensor_cores else entry.op,
+            may_break=True,
+        ),
+        number(
+            "shapes",
+            "shapes_fitted",
+            lambda entry: Cell(f"{entry.fitted}+{entry.scores.shapes}", entry.fitted),
+            rank=2,
+        ),
+        number("model", "accuracy", chosen),
+        number("paper's fit", "accuracy_of_paper_fit", lambda e: e.scores.by_method["paper"], share, rank=4),
+        number("one for all", "accuracy_of_one_model", lambda e: e.scores.general, share, rank=3),
+        number("roofline", "accuracy_of_roofline", lambda e: e.scores.roofline, share, rank=1),
+    ]
+    if counted:
+        columns.append(
+            number("with counters", "accuracy_with_counters", lambda e: e.scores.with_counters, share, rank=5)
+        )
+    columns += [
+        Column("method", "method", lambda entry: entry.method, rank=2),
+        Column("", "shapes_held_out", lambda entry: entry.scores.shapes, csv_only=True),
+    ]
+    return Table(columns, title="M_A on held-out shapes").fill(calibration.entries)
 
 
 def _sentence(text: str) -> str:

@@ -1,10 +1,11 @@
 """Devices: a list, or one in detail."""
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from .console import escape, stdout
-from .table import Cell, Column, Table, TableFormat, facts_table
+from .table import Cell, Column, Table, TableFormat, facts_table, number
 from .units import tflops
 
 if TYPE_CHECKING:
@@ -17,30 +18,23 @@ if TYPE_CHECKING:
 
 def print_devices(devices: Sequence["Knowledge"], form: TableFormat = TableFormat.TEXT) -> None:
     """Print the devices to plan for, one per line."""
+
+    def peak(title: str, precision: str, rank: int = 0) -> Column:
+        key = f"{precision}_flops_per_s"
+        return number(title, key, lambda entry: getattr(entry.target.hardware, key), tflops, rank=rank)
+
     table = Table(
         (
-            Column(title="name", key="name"),
-            Column(title="device", key="device", rank=2),
-            Column(title="fp32", key="fp32_flops_per_s", is_number=True, rank=4),
-            Column(title="tf32", key="tf32_flops_per_s", is_number=True, rank=5),
-            Column(title="fp16 tensor", key="fp16_tensor_flops_per_s", is_number=True),
-            Column(title="bf16 tensor", key="bf16_tensor_flops_per_s", is_number=True),
-            Column(title="memory", key="memory_bandwidth_bytes_per_s", is_number=True, rank=3),
-            Column(title="known by", key="known_by", may_break=True),
+            Column("name", "name", lambda entry: entry.target.hardware.name),
+            Column("device", "device", lambda entry: _short(entry.target.hardware.title), rank=2),
+            peak("fp32", "fp32", rank=4),
+            peak("tf32", "tf32", rank=5),
+            peak("fp16 tensor", "fp16_tensor"),
+            peak("bf16 tensor", "bf16_tensor"),
+            number("memory", "memory_bandwidth_bytes_per_s", _bandwidth_cell, rank=3),
+            Column("known by", "known_by", _known_by_cell, may_break=True),
         )
-    )
-    for entry in devices:
-        d = entry.target.hardware
-        table.add(
-            d.name,
-            _short(d.title),
-            Cell(tflops(d.fp32_flops_per_s), d.fp32_flops_per_s),
-            Cell(tflops(d.tf32_flops_per_s), d.tf32_flops_per_s),
-            Cell(tflops(d.fp16_tensor_flops_per_s), d.fp16_tensor_flops_per_s),
-            Cell(tflops(d.bf16_tensor_flops_per_s), d.bf16_tensor_flops_per_s),
-            Cell(_bandwidth(d), d.memory_bandwidth_bytes_per_s),
-            Cell("\n".join(_known_by(entry, in_full=False)), "; ".join(_known_by(entry))),
-        )
+    ).fill(devices)
     table.show(form)
     if form is TableFormat.TEXT:
         stdout().print("`campo-onnx devices NAME` shows sources, assumptions and calibrations.", style="dim")
@@ -88,21 +82,16 @@ def print_device(device: "Knowledge") -> None:
         "from": d.source,
     }
     facts_table([*rows.items()])
-    table = Table(
-        (
-            Column(title="what"),
-            Column(title="value", is_number=True),
-            Column(title="why", may_break=True),
-        ),
-        title="Assumptions (no datasheet states these)",
-    )
+    assumptions = []
     for name, assumed in device.target.assumptions.items():
         value = f"{assumed.value:.0%}"
         for suffix, unit in (("_us", "us"), ("_gb_per_s", "GB/s")):
             if name.endswith(suffix):
                 name, value = name.removesuffix(suffix), f"{assumed.value:g} {unit}"
-        table.add(name.replace("_", " "), value, assumed.reason)
-    table.show()
+        assumptions.append((name.replace("_", " "), value, assumed.reason))
+    what = Column("what", of=itemgetter(0))
+    columns = (what, number("value", of=itemgetter(1)), Column("why", of=itemgetter(2), may_break=True))
+    Table(columns, title="Assumptions (no datasheet states these)").fill(assumptions).show()
     if not device.calibrations:
         console.print("No calibration. Make one on such a device with `campo-onnx calibrate`.")
     for filed in device.calibrations:
@@ -115,6 +104,15 @@ def print_device(device: "Knowledge") -> None:
         console.print(f"Measured here: {device.timings:,} timings of single nodes in the store.")
     for problem in device.problems:
         console.print(escape(problem), soft_wrap=True)
+
+
+def _bandwidth_cell(device: "Knowledge") -> Cell:
+    hardware = device.target.hardware
+    return Cell(_bandwidth(hardware), hardware.memory_bandwidth_bytes_per_s)
+
+
+def _known_by_cell(device: "Knowledge") -> Cell:
+    return Cell("\n".join(_known_by(device, in_full=False)), "; ".join(_known_by(device)))
 
 
 def _known_by(device: "Knowledge", *, in_full: bool = True) -> list[str]:

@@ -6,23 +6,21 @@ from typing import TYPE_CHECKING
 from .comparison import headline
 from .console import escape, stdout
 from .plan import print_kind
-from .table import Cell, Column, Table, TableFormat
+from .table import Column, Table, TableFormat, number
 from .units import duration
 
 if TYPE_CHECKING:
     from campo_onnx.emulation.frontier import Frontier
-    from campo_onnx.planning.frontier import FrontierPlan
 
-_FORMAT = Column(title="format", key="low")
-_BEST = Column(title="best of all", key="best_of_all", rank=1)
+_FORMAT = Column("format", "low", lambda one: one.low.name)
 _COLUMNS = (
-    Column(title="predicted", key="predicted_us", is_number=True),
-    Column(title="x fp32", key="predicted_speedup", is_number=True),
-    Column(title="error, predicted", key="predicted_error", is_number=True),
-    Column(title="error, emulated", key="emulated_error", is_number=True),
-    Column(title="low", key="low_nodes", is_number=True, rank=1),
-    Column(title="casts", key="casts", is_number=True, rank=2),
-    Column(title="proved least", key="bound_us", is_number=True, rank=3),
+    number("predicted", "predicted_us", lambda one: one.point.time_us, duration),
+    number("x fp32", "predicted_speedup", lambda one: one.speedup, "{:.2f}".format),
+    number("error, predicted", "predicted_error", lambda one: one.point.error, "{:.2g}".format),
+    number("error, emulated", "emulated_error", lambda one: one.emulated_error, "{:.2g}".format),
+    number("low", "low_nodes", lambda one: one.low_nodes, rank=1),
+    number("casts", "casts", lambda one: one.casts, rank=2),
+    number("proved least", "bound_us", lambda one: one.point.bound_us, duration, rank=3),
 )
 
 
@@ -33,14 +31,9 @@ def print_frontiers(results: Sequence["Frontier"], form: TableFormat) -> None:
     several = len(results) > 1
     rows = [one for result in results for one in result.plans]
     best = envelope(rows)
-    table = Table((_FORMAT, *_COLUMNS, _BEST) if several else _COLUMNS)
-    for one in rows:
-        if form is TableFormat.TEXT and one.emulated_error is None:
-            continue
-        is_best = one in best
-        beside = Cell("*" if is_best else "", is_best)
-        cells: tuple[str | Cell, ...] = _cells(one)
-        table.add(*((one.low.name, *cells, beside) if several else cells))
+    is_best = Column("best of all", "best_of_all", lambda one: one in best, lambda yes: "*" * yes, rank=1)
+    shown = [one for one in rows if form is not TableFormat.TEXT or one.emulated_error is not None]
+    table = Table((_FORMAT, *_COLUMNS, is_best) if several else _COLUMNS).fill(shown)
     if form is not TableFormat.TEXT:
         table.show(form)
         return
@@ -54,17 +47,3 @@ def print_frontiers(results: Sequence["Frontier"], form: TableFormat) -> None:
             console.print(escape(f"{name}{line}"))
     if several:
         console.print("*: at some price of error nothing in any format costs less.")
-
-
-def _cells(one: "FrontierPlan") -> tuple[Cell, ...]:
-    point, emulated = one.point, one.emulated_error
-    low_nodes, casts = one.low_nodes, one.casts
-    return (
-        Cell(duration(point.time_us), point.time_us),
-        Cell(f"{one.speedup:.2f}", one.speedup),
-        Cell(f"{point.error:.2g}", point.error),
-        Cell("-") if emulated is None else Cell(f"{emulated:.2g}", emulated),
-        Cell(str(low_nodes), low_nodes),
-        Cell(str(casts), casts),
-        Cell(duration(point.bound_us), point.bound_us),
-    )

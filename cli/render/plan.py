@@ -1,13 +1,15 @@
 """A plan: predicted times, casts, and the reason for each decision."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from campo_onnx.wording import cost_basis
 
 from .console import escape, is_verbose, stdout
-from .table import Cell, Column, Table, TableFormat, facts_table
+from .table import Cell, Column, Table, TableFormat, facts_table, number
 from .units import duration, gigabytes
 
 if TYPE_CHECKING:
@@ -15,8 +17,8 @@ if TYPE_CHECKING:
     from campo_onnx.optimize.graph_kind import GraphKind
     from campo_onnx.optimize.plan.edits import Decision, PlannedCast, PlannedPad
     from campo_onnx.optimize.plan.plan import Plan
-    from campo_onnx.optimize.plan.report import Report
-    from campo_onnx.optimize.plan.rules import RulePrices
+    from campo_onnx.optimize.plan.report import OpRow, Report
+    from campo_onnx.optimize.plan.rules import RulePrice, RulePrices
     from campo_onnx.optimize.traffic import Moved, Traffic
     from campo_onnx.planning.pipeline import Optimized
 
@@ -99,27 +101,24 @@ def print_rules(
     rules: "RulePrices", *, only_binding: bool = False, form: TableFormat = TableFormat.TEXT
 ) -> None:
     """Print what each rule costs; those that cost nothing as a number, if only binding ones are wanted."""
+    shown = [price for price in rules.prices if price.price_us or not only_binding]
+    whole_us = rules.predicted_us
     table = Table(
         (
-            Column(title="price", key="price_us", is_number=True),
-            Column(title="of the step", key="share", is_number=True, rank=1),
-            Column(title="nodes", key="nodes", is_number=True, rank=2),
-            Column(title="error without", key="error", is_number=True, rank=1),
-            Column(title="rule", key="rule", may_break=True, least=30),
+            number("price", "price_us", lambda price: price.price_us, duration),
+            number(
+                "of the step",
+                "share",
+                lambda price: price.price_us / whole_us if whole_us else 0.0,
+                "{:.1%}".format,
+                rank=1,
+            ),
+            number("nodes", "nodes", lambda price: price.nodes, rank=2),
+            number("error without", "error", _error_without, rank=1),
+            Column("rule", "rule", lambda price: price.title, may_break=True, least=30),
         ),
         title="" if form is not TableFormat.TEXT else "What each rule costs, solved again without it",
-    )
-    shown = [price for price in rules.prices if price.price_us or not only_binding]
-    for price in shown:
-        share = price.price_us / rules.predicted_us if rules.predicted_us else 0.0
-        error = "not finite" if price.breaks else "-" if price.error is None else f"{price.error:.2g}"
-        table.add(
-            Cell(duration(price.price_us), price.price_us),
-            Cell(f"{share:.1%}", share),
-            Cell(str(price.nodes), price.nodes),
-            Cell(error, price.error),
-            price.title,
-        )
+    ).fill(shown)
     if shown or form is not TableFormat.TEXT:
         table.show(form)
     if form is not TableFormat.TEXT:
@@ -131,6 +130,11 @@ def print_rules(
         console.print(f"{free} more {'rules cost' if free > 1 else 'rule costs'} nothing.")
     if rules.error is not None:
         console.print(f"With all rules the error on the batches is {rules.error:.2g}, emulated.")
+
+
+def _error_without(price: "RulePrice") -> Cell:
+    error = "not finite" if price.breaks else "-" if price.error is None else f"{price.error:.2g}"
+    return Cell(error, price.error)
 
 
 def _print_written(written: Sequence[Path]) -> None:
@@ -204,75 +208,67 @@ def _loss(report: "Report", *, becomes: bool) -> str:
 
 
 def _ops_table(report: "Report") -> Table:
-    table = Table(
+    shown = len(report.ops) if is_verbose() else _OPS_SHOWN
+    rows, rest = list(report.ops[:shown]), report.ops[shown:]
+    if rest:
+        summed = {name: sum(getattr(row, name) for row in rest) for name in _SUMMED}
+        rows.append(replace(rest[0], op_type=f"{len(rest)} more operators", **summed))
+    return Table(
         (
-            Column(title="operator", may_break=True),
-            Column(title=f"{report.plan.low.value} nodes", is_number=True),
-            Column(title="fp32", is_number=True, rank=1),
-            Column(title="planned", is_number=True),
-            Column(title="saved", is_number=True),
+            Column("operator", of=lambda row: row.op_type, may_break=True),
+            number(f"{report.plan.low.value} nodes", of=lambda row: f"{row.low_nodes}/{row.nodes}"),
+            number("fp32", of=lambda row: row.fp32_us, text=duration, rank=1),
+            number("planned", of=lambda row: row.planned_us, text=duration),
+            number("saved", of=_saved),
         ),
         title="Where the time goes (without casts)",
-    )
-    shown = len(report.ops) if is_verbose() else _OPS_SHOWN
-    rest = report.ops[shown:]
-    for row in report.ops[:shown]:
-        _add_ops(table, row.op_type, row.low_nodes, row.nodes, row.fp32_us, row.planned_us)
-    if rest:
-        fp32_us, planned_us = sum(r.fp32_us for r in rest), sum(r.planned_us for r in rest)
-        low_nodes, nodes = sum(r.low_nodes for r in rest), sum(r.nodes for r in rest)
-        _add_ops(table, f"{len(rest)} more operators", low_nodes, nodes, fp32_us, planned_us)
-    return table
+    ).fill(rows)
 
 
-def _add_ops(table: Table, name: str, low_nodes: int, nodes: int, fp32_us: float, planned_us: float) -> None:
-    saved = f"{(fp32_us - planned_us) / fp32_us:.0%}" if fp32_us else ""
-    table.add(name, f"{low_nodes}/{nodes}", duration(fp32_us), duration(planned_us), saved)
+_SUMMED = ("low_nodes", "nodes", "fp32_us", "planned_us")
+
+
+def _saved(row: "OpRow") -> str:
+    return f"{(row.fp32_us - row.planned_us) / row.fp32_us:.0%}" if row.fp32_us else ""
 
 
 def _moved_table(report: "Report", original: "Traffic", planned: "Traffic") -> Table:
     """Show what launches and moves most, by kind of operator and by module."""
-    table = Table(
+    low = report.plan.low.value
+    pairs: list[tuple[str, Moved, Moved | None]] = [
+        ("the whole step", original.total, planned.total),
+        (f"casts to and from {low}", original.casts, planned.casts),
+    ]
+    families = [*original.by_family][:_MOVED_SHOWN]
+    pairs += [(f.value, original.by_family[f], planned.by_family.get(f)) for f in families]
+    modules = [m for m in original.by_module if m][:_MOVED_SHOWN]
+    pairs += [(m, original.by_module[m], planned.by_module.get(m)) for m in modules]
+    pairs.append(("if neighbouring pointwise nodes were one kernel", original.fused, planned.fused))
+    rows = [
+        (name, _launches(before, after), gigabytes(before.moved_bytes), gigabytes(after.moved_bytes))
+        for name, before, after in pairs
+        if after is not None
+    ]
+    rows.append(("tensors alive at most", "", gigabytes(original.peak_bytes), gigabytes(planned.peak_bytes)))
+    return Table(
         (
-            Column(title="by operator, by module", may_break=True),
-            Column(title="launches", is_number=True),
-            Column(title="fp32", is_number=True),
-            Column(title="planned", is_number=True),
+            Column("by operator, by module", of=itemgetter(0), may_break=True),
+            *(number(title, of=itemgetter(i)) for i, title in enumerate(("launches", "fp32", "planned"), 1)),
         ),
         title="What is launched and moved a step",
-    )
-    low = report.plan.low.value
-    _add_moved(table, "the whole step", original.total, planned.total)
-    _add_moved(table, f"casts to and from {low}", original.casts, planned.casts)
-    for family in [*original.by_family][:_MOVED_SHOWN]:
-        _add_moved(table, family.value, original.by_family[family], planned.by_family.get(family))
-    for module in [m for m in original.by_module if m][:_MOVED_SHOWN]:
-        _add_moved(table, module, original.by_module[module], planned.by_module.get(module))
-    _add_moved(table, "if neighbouring pointwise nodes were one kernel", original.fused, planned.fused)
-    table.add("tensors alive at most", "", gigabytes(original.peak_bytes), gigabytes(planned.peak_bytes))
-    return table
-
-
-def _add_moved(table: Table, name: str, original: "Moved", planned: "Moved | None") -> None:
-    if planned is None:
-        return
-    moved = gigabytes(original.moved_bytes), gigabytes(planned.moved_bytes)
-    table.add(name, _launches(original, planned), *moved)
+    ).fill(rows)
 
 
 def _kept_table(report: "Report") -> Table:
-    table = Table(
+    return Table(
         (
-            Column(title="why", may_break=True),
-            Column(title="nodes", is_number=True),
-            Column(title="time", is_number=True),
-            Column(title="operators", may_break=True, rank=1),
+            Column("why", of=lambda row: row.why, may_break=True),
+            number("nodes", of=lambda row: row.nodes),
+            number("time", of=lambda row: row.fp32_us, text=duration),
+            Column("operators", of=lambda row: row.op_types, may_break=True, rank=1),
         ),
         title="What stayed FP32, and why",
-    )
-    for row in report.kept:
-        table.add(row.why, str(row.nodes), duration(row.fp32_us), row.op_types)
-    return table
+    ).fill(report.kept)
 
 
 def print_decisions(
@@ -281,30 +277,19 @@ def print_decisions(
     """Print some decisions of a plan, one a row."""
     table = Table(
         (
-            Column(title="node", key="node", may_break=True, least=32),
-            Column(title="", key="module", csv_only=True),
-            Column(title="operator", key="op_type", may_break=True, rank=1),
-            Column(title="class", key="op_class", rank=4),
-            Column(title="runs in", key="precision"),
-            Column(title="fp32", key="fp32_us", is_number=True, rank=2),
-            Column(title=plan.low.value, key="low_us", is_number=True, rank=2),
-            Column(title="gain", key="gain_us", is_number=True),
-            Column(title="casts", key="cast_us", is_number=True, rank=3),
-            Column(title="", key="decided_by", csv_only=True),
-            Column(title="why", key="reason", may_break=True, least=28),
+            Column("node", "node", lambda d: d.node, may_break=True, least=32),
+            Column("", "module", lambda d: ".".join(d.modules[-1:]), csv_only=True),
+            Column("operator", "op_type", lambda d: d.op_type, may_break=True, rank=1),
+            Column("class", "op_class", lambda d: d.op_class.value, rank=4),
+            Column("runs in", "precision", _precision),
+            number("fp32", "fp32_us", lambda d: d.fp32_us, duration, rank=2),
+            number(plan.low.value, "low_us", lambda d: d.low_us, duration, rank=2),
+            number("gain", "gain_us", lambda d: d.gain_us, duration),
+            number("casts", "cast_us", lambda d: d.cast_us, duration, rank=3),
+            Column("", "decided_by", lambda d: d.decided_by.value, csv_only=True),
+            Column("why", "reason", lambda d: d.reason, may_break=True, least=28),
         )
-    )
-    for d in decisions:
-        table.add(
-            d.node,
-            ".".join(d.modules[-1:]),
-            d.op_type,
-            d.op_class.value,
-            _precision(d),
-            *(Cell(duration(us), us) for us in (d.fp32_us, d.low_us, d.gain_us, d.cast_us)),
-            d.decided_by.value,
-            d.reason,
-        )
+    ).fill(decisions)
     if form is TableFormat.TEXT:
         console = stdout()
         console.print(_headline(plan), style="bold")

@@ -6,10 +6,11 @@ Digits and the ends of names are never cut; a column of names or sentences is br
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from .console import escape, print_document, print_table, stdout, visible
 
@@ -28,7 +29,16 @@ class TableFormat(StrEnum):
     MARKDOWN = "markdown"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell."""
+
+    text: str  # what is shown; not yet escaped
+    value: str | int | float | None = None  # what CSV holds; None for nothing
+    style: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Column:
     """One column.
 
@@ -36,40 +46,36 @@ class Column:
     ----------
     key
         Its heading in CSV, with the unit of its values; ``""`` leaves it out there.
+    of
+        Gives the value in a row, or the cell; None is a dash.
+    text
+        Writes a value as it is shown.
     rank
         Columns of the highest rank are left out first where the terminal is narrow; those of rank 0 stay.
-    may_break
-        Whether its text may be broken over lines: names and sentences.
-    least
-        Cells that it keeps where it is broken.
     csv_only
         Whether it is in CSV only: a part of what another column shows in one cell.
     """
 
     title: str
     key: str = ""
+    of: Callable[[Any], Any] = lambda row: row
+    text: Callable[[Any], str] = str
     is_number: bool = False
     rank: int = 0
-    may_break: bool = False
-    least: int = 16
+    may_break: bool = False  # whether its text may be broken over lines: names and sentences
+    least: int = 16  # cells that it keeps where it is broken
     csv_only: bool = False
 
+    def cell(self, row: Any) -> Cell:
+        """Give the cell of a row."""
+        value = self.of(row)
+        if isinstance(value, Cell):
+            return value
+        return Cell("-") if value is None else Cell(self.text(value), value)
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One cell: its text on the screen, and its value in CSV.
 
-    Parameters
-    ----------
-    text
-        What is shown; not yet escaped.
-    value
-        What CSV holds; None for nothing.
-    """
-
-    text: str
-    value: str | int | float | None = None
-    style: str = ""
+number = partial(Column, is_number=True)
+"""A column of numbers, to the right."""
 
 
 @dataclass(slots=True)
@@ -80,12 +86,10 @@ class Table:
     title: str = ""
     rows: list[tuple[tuple[Cell, ...], str]] = field(default_factory=list)
 
-    def add(self, *cells: Cell | str, style: str = "") -> None:
-        """Add a row; a bare string is both text and value."""
-        row = tuple(cell if isinstance(cell, Cell) else Cell(cell, cell) for cell in cells)
-        if len(row) != len(self.columns):
-            raise ValueError(f"{len(row)} cells for {len(self.columns)} columns")
-        self.rows.append((row, style))
+    def fill(self, rows: Iterable[Any], style_of: Callable[[Any], str] = lambda row: "") -> "Table":
+        """Add rows; gives the table."""
+        self.rows += [(tuple(column.cell(row) for column in self.columns), style_of(row)) for row in rows]
+        return self
 
     def show(self, form: TableFormat = TableFormat.TEXT) -> None:
         """Print it."""
