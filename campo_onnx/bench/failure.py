@@ -23,15 +23,10 @@ class Failure:
     """Why a graph failed.
 
     Holds no exception: its traceback would keep the session, and the session its memory.
-
-    Parameters
-    ----------
-    exit_code
-        What the command line exits with when nothing else can be shown.
     """
 
     text: str
-    exit_code: int
+    exit_code: int  # what the command line exits with when nothing else can be shown
     is_memory: bool = False
 
 

@@ -18,15 +18,9 @@ _SUFFIX = ".onnx"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Graph:
-    """A graph to time.
+    """A graph to time."""
 
-    Parameters
-    ----------
-    name
-        Its name in results, unique within one benchmark.
-    """
-
-    name: str
+    name: str  # its name in results, unique within one benchmark
     imported: Imported
 
 
@@ -41,11 +35,6 @@ def read_graphs(
         Files. The same file may be named twice, to see by how much measurements of equal graphs differ.
     place
         Where they are to run: each is brought into the form that runs there. None leaves them as they are.
-
-    Raises
-    ------
-    campo_onnx.errors.CampoError
-        If a file cannot be read as a training graph; see :func:`campo_onnx.ir.importer.import_model`.
     """
     graphs = (import_model(path, dims) for path in paths)
     forms = graphs if place is None else (as_it_runs(graph, place, dims) for graph in graphs)

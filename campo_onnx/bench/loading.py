@@ -34,13 +34,6 @@ class Buffers:
     ----------
     feeds
         A value for every input; generated where None.
-
-    Raises
-    ------
-    UsageError
-        If a value is missing, unknown or does not fit.
-    UnsupportedModelError
-        If an input has no static shape, or a type that cannot be bound.
     """
 
     def __init__(

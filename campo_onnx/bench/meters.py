@@ -98,15 +98,9 @@ def _run_until_update(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryMeter:
-    """Reads how much memory this process holds on the device that runs the graphs.
+    """Reads how much memory this process holds on the device that runs the graphs."""
 
-    Parameters
-    ----------
-    read
-        Bytes held now; None if unknown.
-    """
-
-    read: Callable[[], int | None]
+    read: Callable[[], int | None]  # bytes held now; None if unknown
     min_bytes: int
     source: str
 
@@ -150,11 +144,6 @@ def with_tensor_pipe(
 
     Reads a hardware counter over one more step of each graph that ran. Where counters cannot be read,
     a note says why, and the result is complete otherwise.
-
-    Parameters
-    ----------
-    files
-        The graphs, in the order of the result's rows.
     """
     if not result.machine.is_gpu:
         raise UsageError("a CPU has no tensor cores", remedy="Leave --tensor-cores out.")

@@ -54,8 +54,6 @@ class BenchRow:
         (:func:`campo_onnx.optimize.traffic.traffic`).
     alive_bytes
         Most memory that its tensors take at a time, counted likewise, with nothing computed in place.
-    failure_code
-        The exit code documented for it; 0 if nothing went wrong.
     """
 
     name: str
@@ -70,7 +68,7 @@ class BenchRow:
     moved_bytes: float | None = None
     alive_bytes: float | None = None
     failure: str = ""
-    failure_code: int = 0
+    failure_code: int = 0  # the exit code documented for it; 0 if nothing went wrong
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,14 +77,8 @@ class BenchResult:
 
     Parameters
     ----------
-    steps
-        Timed rounds: steps of every graph that did not fail.
-    measured_at
-        When it ended (UTC, ISO 8601).
     samples_us
         Time of every step by graph, in the order of rounds: the n-th times of two graphs are a pair.
-    rounds_per_run
-        Rounds of each run; the graphs are loaded anew for every run.
     tolerance
         Speed-ups within this of 1 count as no difference; very short steps need more (see `notes`).
     sm_clock_mhz
@@ -95,11 +87,11 @@ class BenchResult:
 
     machine: Machine
     rows: tuple[BenchRow, ...]
-    steps: int
-    measured_at: str
+    steps: int  # timed rounds: steps of every graph that did not fail
+    measured_at: str  # when it ended (UTC, ISO 8601)
     samples_us: Mapping[str, tuple[float, ...]]
     tolerance: float
-    rounds_per_run: tuple[int, ...] = ()
+    rounds_per_run: tuple[int, ...] = ()  # rounds of each run; the graphs are loaded anew for every run
     batch: int | None = None
     interrupted: bool = False
     energy_from: str = ""

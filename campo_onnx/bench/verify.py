@@ -34,16 +34,10 @@ FP32, AS_GIVEN = "fp32", "as given"
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One plan, and its graph measured against FP32, or against the file where that is low already.
-
-    Parameters
-    ----------
-    result
-        The measurement: the graph that is measured against, then the planned one.
-    """
+    """One plan, and its graph measured against FP32, or against the file where that is low already."""
 
     optimized: Optimized
-    result: BenchResult
+    result: BenchResult  # the measurement: the graph that is measured against, then the planned one
 
     @property
     def row(self) -> BenchRow:
@@ -78,8 +72,6 @@ def verify(optimized: Optimized, options: Options, measure: Measure, *, repairs:
     ------
     ModelError
         If the graph that is measured against does not run.
-    campo_onnx.errors.CampoError
-        If nodes cannot be timed for a repair.
     """
     if optimized.is_unchanged:
         return Verification(attempts=(), returned=optimized)
@@ -104,11 +96,6 @@ def scaled_costs(costs: CostTable, plan: Plan, result: BenchResult) -> CostTable
     Costs of nodes that the plan left in FP32 stay. The difference between the measured and the
     predicted mixed step, both as multiples of the FP32 step, is attributed to low nodes, casts and
     pads, in proportion to their predicted times.
-
-    Parameters
-    ----------
-    plan
-        The plan, with at least one low node.
     """
     fp32, mixed = (row.step_us for row in result.rows[:2])
     if fp32 is None or mixed is None:

@@ -30,13 +30,7 @@ RESULTS = "results.npz"
 
 
 class WorkerStep:
-    """One step of a graph, run by another process; dropping it ends the process.
-
-    Raises
-    ------
-    ModelError
-        If the runtime refuses the graph, or the process ends.
-    """
+    """One step of a graph, run by another process; dropping it ends the process."""
 
     def __init__(self, model: Path, batch: Path, folder: Path, machine: Machine) -> None:
         command = [sys.executable, "-m", __spec__.name if __name__ == "__main__" else __name__]

@@ -28,21 +28,11 @@ _PADDING = op_keys("Pad Slice")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """Differences between an FP32 graph and the mixed graph made from it.
+    """Differences between an FP32 graph and the mixed graph made from it."""
 
-    Parameters
-    ----------
-    low
-        The low precision; FP16 where nothing was lowered.
-    low_nodes
-        Nodes that read or write a low tensor where the FP32 graph has an FP32 one.
-    removed
-        Casts and constants of the FP32 graph that are no longer used.
-    """
-
-    low: Precision
-    low_nodes: frozenset[str]
-    removed: frozenset[str]
+    low: Precision  # the low precision; FP16 where nothing was lowered
+    low_nodes: frozenset[str]  # nodes that read or write a low tensor where the FP32 graph has an FP32 one
+    removed: frozenset[str]  # casts and constants of the FP32 graph that are no longer used
     casts: tuple[OpNode, ...]
     paddings: tuple[OpNode, ...]
 

@@ -105,15 +105,7 @@ class CheckContext:
 
 
 def context_of(fp32: Imported, mixed: Imported, policy: Policy, *, title: str) -> CheckContext:
-    """Gather what the rules look at.
-
-    Raises
-    ------
-    PlanMismatchError
-        If the mixed graph belongs to another model.
-    UsageError
-        If the baseline cannot be read, or the policy names something that does not exist.
-    """
+    """Gather what the rules look at."""
     plan = None if policy.baseline is None else _read_plan(policy.baseline)
     if is_portable(fp32.model) and not is_portable(mixed.model):
         fp32 = _as_it_was_lowered(fp32, mixed, _target_of(plan, mixed), policy)

@@ -120,11 +120,6 @@ def load_policy(path: Path) -> tuple[Pair, ...]:
     ``dims``, ``inputs``, ``ranges`` (``{mask = [-10000, 0]}``) and every limit; ``[defaults]`` holds
     limits for all graphs: ``max_drift``, ``min_speedup``, ``max_casts``, ``device``, ``lists``,
     ``keep_fp32``, ``strict``. They mean what :class:`Policy` says. Paths are relative to the file.
-
-    Raises
-    ------
-    UsageError
-        If the file cannot be read, has an unknown key, a wrong value or no graph.
     """
     data = read_bytes(path, title=f"the policy {path}", remedy="Check the path of --policy.")
     try:

@@ -58,8 +58,6 @@ class Verdicts:
 
     Parameters
     ----------
-    verdicts
-        One per rule; empty after an error.
     device, costs
         Device that the step was predicted for, and source of the costs; ``""`` after an error.
     error
@@ -69,7 +67,7 @@ class Verdicts:
     name: str
     mixed: str
     against: str
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()  # one per rule; empty after an error
     device: str = ""
     costs: str = ""
     captured: bool = False

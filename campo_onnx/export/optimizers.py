@@ -42,11 +42,6 @@ class _Moments(_Settings):
 class SGD(_Settings):
     """Gradient descent.
 
-    Parameters
-    ----------
-    weight_decay
-        Added to the gradient, times the parameter.
-
     Raises
     ------
     UsageError
@@ -54,27 +49,17 @@ class SGD(_Settings):
     """
 
     slots: ClassVar[tuple[str, ...]] = ()
-    weight_decay: float = 0.0
+    weight_decay: float = 0.0  # added to the gradient, times the parameter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Momentum(_Settings):
-    """Gradient descent with momentum.
-
-    Parameters
-    ----------
-    momentum
-        Share of the last update direction that is kept.
-    nesterov
-        Whether to look ahead along it.
-    weight_decay
-        Added to the gradient, times the parameter.
-    """
+    """Gradient descent with momentum."""
 
     slots: ClassVar[tuple[str, ...]] = ("mom",)
-    momentum: float = 0.9
-    nesterov: bool = False
-    weight_decay: float = 0.0
+    momentum: float = 0.9  # share of the last update direction that is kept
+    nesterov: bool = False  # whether to look ahead along it
+    weight_decay: float = 0.0  # added to the gradient, times the parameter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,29 +79,17 @@ class Adam(_Moments):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdamW(_Moments):
-    """Adam with decoupled weight decay: the parameter itself shrinks by ``lr * weight_decay``.
+    """Adam with decoupled weight decay: the parameter itself shrinks by ``lr * weight_decay``."""
 
-    Parameters
-    ----------
-    weight_decay
-        Rate of the shrinking.
-    """
-
-    weight_decay: float = 0.01
+    weight_decay: float = 0.01  # rate of the shrinking
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LAMB(_Moments):
-    """Adam's direction, each tensor's step as long as the tensor itself times the learning rate.
-
-    Parameters
-    ----------
-    weight_decay
-        Added to the direction, times the parameter.
-    """
+    """Adam's direction, each tensor's step as long as the tensor itself times the learning rate."""
 
     eps: float = 1e-6
-    weight_decay: float = 0.01
+    weight_decay: float = 0.01  # added to the direction, times the parameter
 
 
 Optimizer: TypeAlias = SGD | Momentum | Adam | AdamW | LAMB

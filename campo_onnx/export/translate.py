@@ -54,19 +54,15 @@ class Operation:
 
     Parameters
     ----------
-    place
-        Where it comes from, which is the first part of node names: ``encoder.query/grad``.
     arguments
         Gives the operands and parameters for the translation, operands read through a :data:`Read`.
-    results
-        What the step calls each result; None for one that nothing reads.
     """
 
     kind: Hashable
-    place: str
+    place: str  # where it comes from, which is the first part of node names: ``encoder.query/grad``
     arguments: Callable[[Read], tuple[Sequence[Any], Mapping[str, Any]]]
     expected: Sequence[Expected | None]
-    results: Sequence[Ref | None]
+    results: Sequence[Ref | None]  # what the step calls each result; None for one that nothing reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,16 +73,12 @@ class TracedStep:
     ----------
     inputs
         Type and shape of each input of the graph by name, and what the step calls it.
-    body
-        Constants and operations, each behind what it reads.
-    outermost
-        What an operation without a place is in: ``the outermost module``.
     """
 
     inputs: Mapping[str, tuple[Ref, Expected]]
-    body: Sequence[Constant | Operation]
+    body: Sequence[Constant | Operation]  # constants and operations, each behind what it reads
     outputs: Mapping[str, Ref]
-    outermost: str
+    outermost: str  # what an operation without a place is in: ``the outermost module``
 
 
 def refuse_unknown(operations: Iterable[tuple[Hashable, str]], table: Table, outermost: str) -> None:

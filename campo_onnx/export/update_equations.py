@@ -53,15 +53,7 @@ def updated(
     numbers: Mapping[str, T],
     scale: T | None = None,
 ) -> tuple[T, Mapping[str, T]]:
-    """Give the new parameter and the new slots of the optimizer.
-
-    Parameters
-    ----------
-    numbers
-        Those of :func:`update_numbers`.
-    scale
-        Factor on the gradient; None for none.
-    """
+    """Give the new parameter and the new slots of the optimizer."""
     step, decay = numbers["step"], numbers.get("decay")
     match optimizer:
         case SGD():

@@ -26,13 +26,11 @@ class PlannedGraph:
     model
         The forward graph handed to the gradient builder; None where the plan keeps all in FP32 and
         ORTModule's own was left alone.
-    sizes
-        Sizes of the symbolic dimensions it was planned at: those of the first batch.
     """
 
     plan: Plan
     model: onnx.ModelProto | None
-    sizes: Mapping[str, int]
+    sizes: Mapping[str, int]  # sizes of the symbolic dimensions it was planned at: those of the first batch
 
     def __str__(self) -> str:
         plan = self.plan

@@ -47,20 +47,12 @@ class Choices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A target, and what a graph for it is to be.
-
-    Parameters
-    ----------
-    target
-        The runtime and the processor. Its figures choose among forms of one computation.
-    choices
-        Choices that were made at other sizes.
-    """
+    """A target, and what a graph for it is to be."""
 
     target: Target
     opset: int = CONVOLUTIONS_IN_BF16
     sizes_change: bool = False
-    choices: Choices | None = None
+    choices: Choices | None = None  # choices that were made at other sizes
 
     @classmethod
     def on(cls, machine: Machine) -> "Place":

@@ -108,13 +108,7 @@ def _at_any_size(
 def lowered(
     imported: Imported, place: Place, passes: Sequence[Pass], dims: Mapping[str, int] | None = None
 ) -> Imported:
-    """Run passes one after another.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If a pass cannot keep the meaning of the graph.
-    """
+    """Run passes one after another."""
     if ranges_of(imported.model):
         return _at_any_size(imported, place, passes, dims)
     result, names = imported, []

@@ -61,13 +61,7 @@ _WIDTH_INCHES, _PAGE_INCHES, _ROW_INCHES = 9.5, 12.25, 0.42
 
 
 def check_plot(path: Path) -> None:
-    """Find out before any work whether a figure can be drawn into this file.
-
-    Raises
-    ------
-    UsageError
-        If the suffix names no format that can be written, or matplotlib is not installed.
-    """
+    """Find out before any work whether a figure can be drawn into this file."""
     if path.suffix.lower().removeprefix(".") not in FORMATS:
         *others, last = (f".{name}" for name in FORMATS)
         raise UsageError(
@@ -95,16 +89,10 @@ def save_figure(figure: "Figure", path: Path) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """One stacked bar.
-
-    Parameters
-    ----------
-    parts
-        Its parts by family of operators, Casts of the given graph among movement.
-    """
+    """One stacked bar."""
 
     name: str
-    parts: Mapping[Family, float]
+    parts: Mapping[Family, float]  # its parts by family of operators, Casts of the given graph among movement
     casts: float
     text: str
     mark: float | None = None

@@ -39,25 +39,15 @@ class Provenance:
     device, figures_from
         The device's full name and the source of its public figures; ``""`` for a device that the
         program does not come with.
-    predicted
-        How the figures came about, in two or three words: what stands beside each of them.
-    sources
-        By share of the step, largest first.
-    assumed
-        Figures that no data sheet states, each with a reason.
-    cast
-        How the time of a Cast is computed; ``""`` where only a plan file is at hand.
-    basis
-        Machine, software, date and accuracy of measurements, one sentence each.
     """
 
     device: str
     figures_from: str
-    predicted: str
-    sources: tuple[SourceRow, ...]
-    assumed: Mapping[str, Assumption]
-    cast: str
-    basis: tuple[str, ...]
+    predicted: str  # how the figures came about, in two or three words: what stands beside each of them
+    sources: tuple[SourceRow, ...]  # By share of the step, largest first
+    assumed: Mapping[str, Assumption]  # figures that no data sheet states, each with a reason
+    cast: str  # how the time of a Cast is computed; ``""`` where only a plan file is at hand
+    basis: tuple[str, ...]  # machine, software, date and accuracy of measurements, one sentence each
 
 
 def provenance(plan: Plan, problem: Problem | None) -> Provenance:

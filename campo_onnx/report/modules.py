@@ -9,35 +9,19 @@ _MOST_NODES = 200  # directly in one module; more are divided into sections, in 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Module:
-    """One module, or a section of one that has too many nodes to look at.
+    """One module, or a section of one that has too many nodes to look at."""
 
-    Parameters
-    ----------
-    name
-        Its own part of the path.
-    parent
-        Index of the module it is in; -1 for the whole graph.
-    """
-
-    name: str
-    parent: int
+    name: str  # its own part of the path
+    parent: int  # index of the module it is in; -1 for the whole graph
     kind: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleTree:
-    """Module of every node.
+    """Module of every node."""
 
-    Parameters
-    ----------
-    modules
-        Each after its parent; the first is the whole graph.
-    module_of
-        Index of the module that each node is in.
-    """
-
-    modules: tuple[Module, ...]
-    module_of: tuple[int, ...]
+    modules: tuple[Module, ...]  # each after its parent; the first is the whole graph
+    module_of: tuple[int, ...]  # index of the module that each node is in
 
 
 def module_tree(scopes: Sequence[tuple[str, ...]], kinds: Sequence[str] = ()) -> ModuleTree:

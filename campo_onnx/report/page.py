@@ -30,20 +30,12 @@ NEEDED = ("jinja2", "matplotlib")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Contents of a report.
-
-    Parameters
-    ----------
-    values
-        What the template reads, by name.
-    data
-        What its scripts read; None for a page without any.
-    """
+    """Contents of a report."""
 
     template: str
     title: str
-    values: Mapping[str, Any]
-    data: Mapping[str, Any] | None = None
+    values: Mapping[str, Any]  # what the template reads, by name
+    data: Mapping[str, Any] | None = None  # what its scripts read; None for a page without any
     notes: Sequence[str] = field(default_factory=tuple)
     command: str = ""
 

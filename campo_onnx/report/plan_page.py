@@ -47,8 +47,6 @@ def plan_page(
         is said about shapes, neighbours and the sources of single costs.
     moved
         What the given step and the planned one launch and move; None where it is not known.
-    drift
-        Relative error of every output, emulated.
     """
     errors = sorted(drift.items(), key=lambda row: (-row[1], row[0]))
     values = {

@@ -62,20 +62,16 @@ class StepInterface:
 
     Parameters
     ----------
-    state
-        State inputs by name.
     next_value
         Output that holds the next value of each state input; frozen ones are absent.
     feeds
         The other inputs by name: the batch, settings such as the learning rate, the loss scale.
-    metrics
-        The other outputs by name.
     """
 
-    state: Mapping[str, TensorSpec]
+    state: Mapping[str, TensorSpec]  # state inputs by name
     next_value: Mapping[str, str]
     feeds: Mapping[str, TensorSpec]
-    metrics: Mapping[str, TensorSpec]
+    metrics: Mapping[str, TensorSpec]  # the other outputs by name
 
     @property
     def signature(self) -> str:

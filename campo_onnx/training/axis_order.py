@@ -19,17 +19,13 @@ class Reading:
 
     Parameters
     ----------
-    root
-        The parameter, or the result of the Cast.
     axes
         How those of its views and Transposes lie that other nodes read, by tensor; perhaps the root's own.
-    between
-        Nodes that make these.
     """
 
-    root: str
+    root: str  # the parameter, or the result of the Cast
     axes: Mapping[str, Axes]
-    between: frozenset[str]
+    between: frozenset[str]  # nodes that make these
     readers: frozenset[str]
 
     def made_by(self, view: GraphView) -> frozenset[str]:
@@ -40,27 +36,13 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
-    """Computation of a gradient.
+    """Computation of a gradient."""
 
-    Parameters
-    ----------
-    tensor
-        What of.
-    axes
-        How it lies.
-    node
-        The elementwise node that makes it; None where it is taken as it is.
-    terms
-        What that node reads, None for a single number.
-    between
-        Nodes from this tensor on to where it is read.
-    """
-
-    tensor: str
-    axes: Axes
-    node: OpNode | None = None
-    terms: tuple["Term | None", ...] = ()
-    between: tuple[str, ...] = ()
+    tensor: str  # what of
+    axes: Axes  # how it lies
+    node: OpNode | None = None  # the elementwise node that makes it; None where it is taken as it is
+    terms: tuple["Term | None", ...] = ()  # what that node reads, None for a single number
+    between: tuple[str, ...] = ()  # nodes from this tensor on to where it is read
 
     def leaves(self) -> Iterator["Term"]:
         """Give the tensors that no elementwise node of the gradient makes."""
@@ -82,19 +64,11 @@ class Term:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tracer:
-    """Follows the axes of one parameter.
-
-    Parameters
-    ----------
-    sizes
-        Of the parameter's axes; those of size 1 left out.
-    taken
-        Nodes that no gradient is followed through.
-    """
+    """Follows the axes of one parameter."""
 
     view: GraphView
-    sizes: Mapping[int, int]
-    taken: frozenset[str] = field(default=frozenset())
+    sizes: Mapping[int, int]  # of the parameter's axes; those of size 1 left out
+    taken: frozenset[str] = field(default=frozenset())  # nodes that no gradient is followed through
 
     def readings(self, name: str) -> list[Reading] | None:
         """Find what is read of a parameter; None if bodies of nodes read it."""

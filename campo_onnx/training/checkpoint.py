@@ -29,22 +29,16 @@ class Checkpoint:
 
     Parameters
     ----------
-    state
-        State tensors by the name of their graph input.
     signature
         Digest of names, types and shapes of the state, see
         :attr:`campo_onnx.step.interface.StepInterface.signature`.
-    steps
-        Steps taken so far, skipped ones included.
-    updates
-        Updates so far, skipped ones included; None in files of earlier versions.
     """
 
-    state: Mapping[str, NDArray[Any]]
+    state: Mapping[str, NDArray[Any]]  # state tensors by the name of their graph input
     signature: str
-    steps: int
+    steps: int  # steps taken so far, skipped ones included
     scaler: LossScaler | None
-    updates: int | None = None
+    updates: int | None = None  # updates so far, skipped ones included; None in files of earlier versions
 
 
 def save_checkpoint(checkpoint: Checkpoint, target: Path) -> None:
@@ -73,8 +67,6 @@ def load_checkpoint(source: Path) -> Checkpoint:
 
     Raises
     ------
-    UsageError
-        If the file does not exist.
     CheckpointError
         If it is torn or damaged, by as little as a bit, or not a checkpoint of ours.
     """

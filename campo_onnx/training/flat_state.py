@@ -49,15 +49,9 @@ class Slice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """The parameters of one group, which lie one after the other.
+    """The parameters of one group, which lie one after the other."""
 
-    Parameters
-    ----------
-    group
-        Their settings; None for parameters of no group.
-    """
-
-    group: ParameterGroup | None
+    group: ParameterGroup | None  # their settings; None for parameters of no group
     parameters: tuple[str, ...]
     first_row: int
     rows: int
@@ -117,11 +111,6 @@ def flat_layout(
         their own.
     orders
         In which order the axes of a parameter lie, by name; as in its shape where none is given.
-
-    Raises
-    ------
-    UsageError
-        If a group holds no parameter.
 
     Examples
     --------

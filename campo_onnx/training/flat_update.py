@@ -42,21 +42,11 @@ _LEAST_FACTOR = 2.0**-40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """Result of checking all gradients together.
+    """Result of checking all gradients together."""
 
-    Parameters
-    ----------
-    finite
-        Whether they are finite, as far as that was asked.
-    norm
-        Their norm; only with clipping.
-    inverse
-        The factor that unscales and averages them, after this.
-    """
-
-    finite: bool
-    norm: NDArray[Any] | None
-    inverse: float
+    finite: bool  # whether they are finite, as far as that was asked
+    norm: NDArray[Any] | None  # their norm; only with clipping
+    inverse: float  # the factor that unscales and averages them, after this
 
 
 class FlatUpdate:

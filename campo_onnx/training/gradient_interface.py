@@ -25,15 +25,11 @@ class GradientInterface:
     step
         The step as if graph and update were one: state, feeds and metrics are those that the same
         network has when its update is in the graph, so that checkpoints fit both.
-    gradients
-        Output that holds the gradient of each parameter that is trained.
-    is_scaled
-        Whether gradients are still times the loss scale.
     """
 
     step: StepInterface
-    gradients: Mapping[str, str]
-    is_scaled: bool
+    gradients: Mapping[str, str]  # output that holds the gradient of each parameter that is trained
+    is_scaled: bool  # whether gradients are still times the loss scale
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the parameters that are trained."""
@@ -52,15 +48,7 @@ def gradient_interface(
     pairs: Mapping[str, str | None] | None = None,
     constants: Iterable[str] = (),
 ) -> GradientInterface:
-    """Tell apart what a gradient graph reads and gives.
-
-    Raises
-    ------
-    UsageError
-        If the graph holds an update, or gives no gradients.
-    UnsupportedModelError
-        If a gradient does not fit its parameter, or a parameter is not FP32.
-    """
+    """Tell apart what a gradient graph reads and gives."""
     paired = paired_interface(view, pairs, constants)
     if any(map(step_naming.is_parameter, paired.next_value)):
         raise UsageError(

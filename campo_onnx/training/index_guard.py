@@ -55,14 +55,12 @@ class IndexGuard:
 
     Parameters
     ----------
-    program
-        Computes them; None where all are fed as they are.
     depends_on_sizes
         Whether the numbers that an index may hold are others at other sizes of the batch.
     """
 
     uses: tuple[_Use, ...]
-    program: Program | None
+    program: Program | None  # computes them; None where all are fed as they are
     depends_on_sizes: bool = False
 
     @classmethod

@@ -74,13 +74,7 @@ class LossScaler:
         return cls(scale=scale, backoff=1.0, growth=1.0, smallest=scale, largest=scale)
 
     def updated(self, *, finite: bool) -> "LossScaler":
-        """Step the scale forward.
-
-        Parameters
-        ----------
-        finite
-            Whether every gradient of the step was finite.
-        """
+        """Step the scale forward."""
         if not finite:
             return replace(self, scale=max(self.scale * self.backoff, self.smallest), clean_steps=0)
         if self.clean_steps + 1 < self.growth_interval:
@@ -94,13 +88,7 @@ class LossScaler:
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> "LossScaler":
-        """Make the scaler that :meth:`state_dict` described.
-
-        Raises
-        ------
-        UsageError
-            If a value is missing, unknown, of the wrong type or out of range.
-        """
+        """Make the scaler that :meth:`state_dict` described."""
         try:
             return from_plain(state, cls)
         except DecodeError as error:

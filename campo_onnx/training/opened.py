@@ -39,17 +39,11 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenStep:
-    """A step that is loaded, with its first state.
-
-    Parameters
-    ----------
-    runner
-        Runs its steps and keeps the state.
-    """
+    """A step that is loaded, with its first state."""
 
     imported: Imported
     interface: StepInterface
-    runner: Runner
+    runner: Runner  # runs its steps and keeps the state
     runtime: str
 
 

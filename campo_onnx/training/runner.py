@@ -39,17 +39,11 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensors:
-    """Tensors of one size of batch, and what was bound to them.
-
-    Parameters
-    ----------
-    steps
-        By whatever tells them apart.
-    """
+    """Tensors of one size of batch, and what was bound to them."""
 
     feeds: dict[str, Tensor]
     metrics: dict[str, Tensor]
-    steps: dict[Hashable, Step]
+    steps: dict[Hashable, Step]  # By whatever tells them apart
 
 
 class TensorsBySize:

@@ -15,19 +15,10 @@ def cosine(peak: float, total: int, *, warmup: int = 0, floor: float = 0.0) -> S
 
     Parameters
     ----------
-    peak
-        Highest value.
     total
         Updates until `floor` is reached; it stays there.
     warmup
         Updates of the rise; the first has ``peak / warmup``.
-    floor
-        Last value.
-
-    Raises
-    ------
-    UsageError
-        If a number is out of range.
 
     Examples
     --------
@@ -61,10 +52,6 @@ def stepped(first: float, milestones: Sequence[int], factor: float = 0.1) -> Sch
     ----------
     first
         Value before the first milestone.
-    milestones
-        Numbers of updates.
-    factor
-        What each multiplies by.
 
     Examples
     --------

@@ -203,21 +203,6 @@ class TrainingSession:
         """Take one step per batch, and give each result as soon as it is there.
 
         Nothing runs ahead: the next batch is asked for when the next result is.
-
-        Parameters
-        ----------
-        batches
-            What :meth:`step` takes, one after the other; as many as one likes.
-
-        Yields
-        ------
-        StepResult
-            What each step did.
-
-        Raises
-        ------
-        UsageError, ModelError
-            As :meth:`step`.
         """
         for batch in batches:
             yield self.step(batch)
@@ -242,11 +227,6 @@ class TrainingSession:
         What changes them changes the session. Gradients are those of the last update, unscaled and
         averaged only if the update has no optimizer. With one, arrays may be strided: the session then keeps
         weights in the order in which the graph reads them.
-
-        Raises
-        ------
-        UsageError
-            If the graph holds its update, or runs on a GPU.
         """
         if not isinstance(self._runner, FlatStep):
             raise UsageError(

@@ -50,8 +50,6 @@ def update_model(
 
     Parameters
     ----------
-    scaled
-        Whether gradients are multiplied by the input :data:`GRAD_SCALE` first.
     tensor_of_row
         Number of the parameter that each row belongs to; for LAMB, which looks at the norm of each.
 
@@ -95,8 +93,6 @@ def check_model(rows: int, *, clip_norm: float | None, finite: bool) -> onnx.Mod
     ----------
     clip_norm
         The largest norm that gradients may have together; None does not ask.
-    finite
-        Whether to say in :data:`FINITE` if every element is finite.
 
     Returns
     -------

@@ -22,18 +22,10 @@ from campo_onnx.training.axis_order import Axes, Reading, Term, Tracer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredForm:
-    """Form in which a session keeps a parameter.
+    """Form in which a session keeps a parameter."""
 
-    Parameters
-    ----------
-    order
-        The parameter's axes in the order in which they lie.
-    gradient_shape
-        Shape of the output that holds its gradient, in the same order.
-    """
-
-    order: tuple[int, ...]
-    gradient_shape: tuple[int, ...]
+    order: tuple[int, ...]  # the parameter's axes in the order in which they lie
+    gradient_shape: tuple[int, ...]  # shape of the output that holds its gradient, in the same order
 
 
 def kept_as_read(

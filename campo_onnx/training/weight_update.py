@@ -16,20 +16,11 @@ class ParameterGroup:
     ----------
     parameters
         Regular expressions; a parameter whose name one of them is found in belongs to the group.
-    lr_scale
-        Factor on the learning rate; a schedule moves all groups together.
-    weight_decay
-        Instead of the optimizer's; None keeps that.
-
-    Raises
-    ------
-    UsageError
-        If an expression cannot be read, or a number is out of range.
     """
 
     parameters: tuple[str, ...]
-    lr_scale: float = 1.0
-    weight_decay: float | None = None
+    lr_scale: float = 1.0  # factor on the learning rate; a schedule moves all groups together
+    weight_decay: float | None = None  # instead of the optimizer's; None keeps that
 
     def __post_init__(self) -> None:
         if isinstance(self.parameters, str) or not self.parameters:
@@ -68,21 +59,14 @@ class WeightUpdate:
     clip_norm
         The largest norm that all gradients may have together, as in
         ``torch.nn.utils.clip_grad_norm_``; None does not clip.
-    accumulate
-        Steps whose gradients are averaged for one update.
     average_decay
         Share of a moving average of the weights that is kept at each update; None keeps none.
-
-    Raises
-    ------
-    UsageError
-        If a number is out of range.
     """
 
     optimizer: Optimizer | None
     groups: tuple[ParameterGroup, ...] = ()
     clip_norm: float | None = None
-    accumulate: int = 1
+    accumulate: int = 1  # steps whose gradients are averaged for one update
     average_decay: float | None = None
 
     def __post_init__(self) -> None:

@@ -22,20 +22,16 @@ class GradientError:
 
     Parameters
     ----------
-    whole
-        Norm of the difference over the norm, of all gradients together.
     worst
         The same of the single gradient that is furthest off. Gradients smaller than a thousandth of the
         largest count as that large: theirs is rounding.
-    parameter
-        The parameter whose gradient that is; ``""`` where none differs.
     """
 
     name: str
     loss: float
-    whole: float
+    whole: float  # norm of the difference over the norm, of all gradients together
     worst: float
-    parameter: str
+    parameter: str  # the parameter whose gradient that is; ``""`` where none differs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

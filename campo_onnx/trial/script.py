@@ -52,11 +52,6 @@ def step_from(script: Path, function: str) -> UserStep:
     """Run a script and call its function.
 
     What they print goes to stderr. The script's folder is searched for modules, as when Python runs it.
-
-    Raises
-    ------
-    UsageError
-        If the script or its function fails, or the function does not return a module, its loss and a batch.
     """
     with contextlib.redirect_stdout(sys.stderr):
         module = _executed(script)

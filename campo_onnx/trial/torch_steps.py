@@ -28,15 +28,13 @@ class TorchStep:
 
     Parameters
     ----------
-    module
-        A copy of the user's, which steps may change.
     loss
         ``loss(module(*inputs), *targets)``; a scalar, or a pair of it and something else.
     inputs, targets
         A batch, as :func:`campo_onnx.export.torch.export_training_step` takes it.
     """
 
-    module: torch.nn.Module
+    module: torch.nn.Module  # a copy of the user's, which steps may change
     loss: Callable[..., Any]
     inputs: Any
     targets: Any

@@ -35,14 +35,6 @@ class _Window:
 
     Parameters
     ----------
-    shape
-        Of the tensor.
-    sizes
-        Of the window along each axis.
-    mapped
-        The axis that each number of an index is for.
-    squeezed
-        Axes along which the window is 1 and which it does not have.
     batching, index_batching
         Axes that tensor and indices share.
     mode
@@ -50,10 +42,10 @@ class _Window:
         and not written at all, or promised not to occur.
     """
 
-    shape: tuple[int, ...]
-    sizes: tuple[int, ...]
-    mapped: tuple[int, ...]
-    squeezed: tuple[int, ...]
+    shape: tuple[int, ...]  # of the tensor
+    sizes: tuple[int, ...]  # of the window along each axis
+    mapped: tuple[int, ...]  # the axis that each number of an index is for
+    squeezed: tuple[int, ...]  # axes along which the window is 1 and which it does not have
     batching: tuple[int, ...]
     index_batching: tuple[int, ...]
     mode: GatherScatterMode

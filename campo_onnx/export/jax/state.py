@@ -17,8 +17,6 @@ def first_state(parameters: Any, **others: Any) -> dict[str, NDArray[Any]]:
 
     Parameters
     ----------
-    parameters
-        As :func:`~campo_onnx.export.jax.export_training_step` got them.
     others
         Further trees of the state, by the key that the exported function has them under: ``buf``, ``opt``.
 
@@ -42,11 +40,6 @@ def tree_of(state: Mapping[str, NDArray[Any]], like: Any, *, key: str = step_nam
         The tree that was exported, or one of the same structure.
     key
         Which part of the state: ``param``, or the key of another tree.
-
-    Raises
-    ------
-    UsageError
-        If the state lacks a leaf of the tree.
     """
     names = names_of({key: like})
     if missing := [name for name in names if name not in state]:

@@ -52,14 +52,6 @@ def arguments(
     examples
         A tensor, a sequence of arguments by position, or a mapping of arguments by name. Arguments may be
         nested, and hold anything besides tensors, which is then part of what is exported.
-    function
-        What is called: its signature names the arguments.
-    skip
-        Number of arguments before them.
-    kind
-        What they are called in messages.
-    name_of
-        Makes a tensor's name of its argument's.
     """
     if isinstance(examples, torch.Tensor):
         examples = (examples,)

@@ -13,13 +13,7 @@ from campo_onnx.step import naming as step_naming
 def refuse_constant_state(
     traced: torch.fx.GraphModule, inputs: Mapping[str, Any], module: torch.nn.Module
 ) -> None:
-    """Refuse a step that reads a weight as a constant, or writes into a constant or a parameter.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If training would never change what the step reads, or lose what it writes.
-    """
+    """Refuse a step that reads a weight as a constant, or writes into a constant or a parameter."""
     buffers = {id(buffer) for buffer in module.buffers()}
     names = iter(inputs)
     roots: dict[torch.fx.Node, str] = {}

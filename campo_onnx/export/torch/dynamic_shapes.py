@@ -42,19 +42,8 @@ def exported_at_any_size(
 
     Parameters
     ----------
-    step
-        With tensors of the example's sizes.
-    dynamic_shapes
-        As for :func:`campo_onnx.export.torch.export_training_step`.
     write
         Writes a step at the sizes of its tensors and gives what was traced; told whether it is the first.
-
-    Raises
-    ------
-    UsageError
-        If dimensions do not fit the examples.
-    UnsupportedModelError
-        If the step is another one at other sizes.
     """
     tensors = step.inputs.tensors | step.targets.tensors
     axes, dims = _read(dynamic_shapes, tensors)

@@ -13,13 +13,7 @@ _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 
 
 class Snapshot:
-    """The attributes of a module and all its children, with the lists and dictionaries in them.
-
-    Parameters
-    ----------
-    module
-        The outermost module.
-    """
+    """The attributes of a module and all its children, with the lists and dictionaries in them."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._modules = [(name, child, dict(vars(child))) for name, child in module.named_modules()]

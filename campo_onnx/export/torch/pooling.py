@@ -227,8 +227,6 @@ def _resampling(
     ----------
     mode
         As ``torch.nn.functional.interpolate`` calls it on one axis.
-    inputs, outputs
-        Shapes.
     how, named
         Where the mode has it, ``align_corners``; then the scale of each axis, as far as they are given.
     """

@@ -22,13 +22,6 @@ def first_state(
     state_dict
         ``module.state_dict()``, or the module, which has buffers that are not persistent as well. What the
         step does not read is left out: second names of tied weights, buffers that nothing uses.
-    model
-        The exported step, or the mixed one made of it.
-
-    Raises
-    ------
-    UsageError
-        If an entry is missing, or has another shape or type than the input.
     """
     tensors = _tensors(state_dict)
     state: dict[str, NDArray[Any]] = {}
@@ -79,11 +72,6 @@ def state_dict_of(
         ``state_dict()`` of the module, or the module where the step reads buffers that are not persistent:
         says which entries there are. Tied weights get the same value under each of their names; an entry
         that the step does not read is as it is there.
-
-    Raises
-    ------
-    UsageError
-        If the state holds a parameter or buffer that the module does not have.
     """
     own = {name: value for key, value in state.items() if (name := step_naming.stored(key)) is not None}
     tensors = _tensors(like)

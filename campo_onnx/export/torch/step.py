@@ -30,14 +30,8 @@ class Step:
     ----------
     module, loss
         What runs, and ``loss(module(*inputs), *targets)``.
-    optimizer
-        The update to write, or None for gradients.
     inputs, targets
         What the module is called with, and what the loss gets besides the module's output.
-    checks_pass
-        Whether a check of the data that only raises an error is taken to pass.
-    evaluates
-        Whether the loss and what it gives besides is all that is wanted.
     recorded
         Numbers that the step read of its example, which every batch is assumed to give; None where nothing is
         assumed.
@@ -45,23 +39,17 @@ class Step:
 
     module: torch.nn.Module
     loss: Callable[..., torch.Tensor]
-    optimizer: Optimizer | None
+    optimizer: Optimizer | None  # the update to write, or None for gradients
     loss_scale: bool
     unscale: bool
     inputs: Arguments
     targets: Arguments
-    checks_pass: bool = False
-    evaluates: bool = False
+    checks_pass: bool = False  # whether a check of the data that only raises an error is taken to pass
+    evaluates: bool = False  # whether the loss and what it gives besides is all that is wanted
     recorded: Mapping[str, Sequence[Any]] | None = None
 
     def on_example(self) -> "Step":
-        """Run the step on its example, for the numbers that it reads; the module stays as it is.
-
-        Raises
-        ------
-        UsageError
-            If it has no values to run on.
-        """
+        """Run the step on its example, for the numbers that it reads; the module stays as it is."""
         examples = self.state() | self.inputs.tensors | self.targets.tensors
         if absent := [name for name, tensor in examples.items() if tensor.is_meta]:
             raise UsageError(

@@ -224,8 +224,6 @@ def campo_onnx(
 
     Parameters
     ----------
-    gm, example_inputs
-        What torch.compile captured.
     options
         See :class:`~campo_onnx.integrations.torch_compile.settings.Settings`.
     mode

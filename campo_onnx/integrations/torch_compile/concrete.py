@@ -21,25 +21,17 @@ class Symbols:
 
     Parameters
     ----------
-    names
-        Symbols; none where all sizes are static.
     read_at
         For each the position among the arguments, and the axis of the tensor there; None for an argument
         that is the number itself.
     """
 
-    names: tuple[Any, ...]
+    names: tuple[Any, ...]  # symbols; none where all sizes are static
     read_at: tuple[tuple[int, int | None], ...]
 
     @classmethod
     def of(cls, placeholders: Sequence[torch.fx.Node]) -> "Symbols":
-        """Find them.
-
-        Raises
-        ------
-        UnsupportedModelError
-            If an argument is a number that is not a size, or a size is known in a tensor's data only.
-        """
+        """Find them."""
         _refuse_sizes_of_data(placeholders[0].graph.nodes if placeholders else ())
         read_at: dict[Any, tuple[int, int | None]] = {}
         used: set[Any] = set()
@@ -137,11 +129,6 @@ def concrete_graph(gm: torch.fx.GraphModule, symbols: Symbols, sizes: Sizes) -> 
     torch.fx.GraphModule
         The same operations on static sizes. ``meta["position"]`` of a placeholder is its place among the
         arguments; arguments that are numbers have none.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If the graph calls another.
     """
     traced = _Static(dict(zip(symbols.names, sizes, strict=True)))
     graph = torch.fx.Graph()

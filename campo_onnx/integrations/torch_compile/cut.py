@@ -55,11 +55,6 @@ def cut(
         Its inputs that come with the backward pass.
     input_bytes
         What keeping another input costs; 0 for a weight, which is there anyway.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If a forward output depends on a tangent.
     """
     late = _behind(view, tangents)
     early = _before(view, forward_outputs)

@@ -92,17 +92,13 @@ class FlatGraph:
 
     Parameters
     ----------
-    gm
-        ATen operations on tensors; placeholders and results lie as ONNX has them.
-    positions
-        Where each is among the arguments; what is drawn comes after them.
     checks
         What it computes for torch to check, before anything else is done with the results.
     """
 
-    gm: torch.fx.GraphModule
+    gm: torch.fx.GraphModule  # ATen operations on tensors; placeholders and results lie as ONNX has them
     inputs: tuple[Tensor, ...]
-    positions: tuple[int, ...]
+    positions: tuple[int, ...]  # where each is among the arguments; what is drawn comes after them
     draws: tuple[Draw, ...]
     arguments: int
     outputs: tuple[Tensor, ...]

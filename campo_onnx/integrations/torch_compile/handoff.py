@@ -27,28 +27,14 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """Tensors that autograd keeps as they are, beside that memory; the same for all sizes of a graph.
+    """Tensors that autograd keeps as they are, beside that memory; the same for all sizes of a graph."""
 
-    Parameters
-    ----------
-    arguments
-        Positions of arguments that the backward pass reads.
-    results
-        Places of results that it reads.
-    """
-
-    arguments: tuple[int, ...]
-    results: tuple[int, ...]
+    arguments: tuple[int, ...]  # positions of arguments that the backward pass reads
+    results: tuple[int, ...]  # places of results that it reads
 
 
 def slots_of(sizes: Mapping[str, int], own: Collection[str]) -> dict[str, Slot]:
-    """Lay tensors out in one piece of memory.
-
-    Parameters
-    ----------
-    own
-        Those that autograd keeps as they are.
-    """
+    """Lay tensors out in one piece of memory."""
     slots: dict[str, Slot] = {}
     first = 0
     for name, nbytes in sizes.items():

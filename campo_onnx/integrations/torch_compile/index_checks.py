@@ -29,14 +29,12 @@ class IndexUse:
     ----------
     lowest, size
         The index lies from `lowest` up to, and not including, `size`.
-    ignored
-        A number outside of that range which the operation leaves out; None for none.
     """
 
     index: torch.fx.Node
     lowest: int
     size: int
-    ignored: int | None
+    ignored: int | None  # a number outside of that range which the operation leaves out; None for none
     operation: str
 
 
@@ -134,13 +132,11 @@ class IndexGuard:
 
     Parameters
     ----------
-    positions
-        Which arguments are read; what is drawn comes after them.
     checks
         Name of each index with what it must be, and the function of those arguments that gives the index.
     """
 
-    positions: tuple[int, ...] = ()
+    positions: tuple[int, ...] = ()  # which arguments are read; what is drawn comes after them
     checks: tuple[tuple[str, IndexUse], ...] = ()
     indices: Callable[..., Sequence[torch.Tensor]] = field(default=lambda *_: ())
 
@@ -206,8 +202,6 @@ def guard_indices(
     ----------
     graph
         Of static sizes; changed where it checks indices itself.
-    position, names
-        Place among the arguments and name of each placeholder.
     """
     few: list[tuple[IndexUse, frozenset[torch.fx.Node]]] = []
     for use in index_uses(graph):

@@ -46,13 +46,7 @@ _PLACES: Mapping[Any, int] = {
 
 
 def range_of(node: Any) -> Range | None:
-    """Give the range of a node's first result, or of a number; None where it is not proved.
-
-    Parameters
-    ----------
-    node
-        A node of a graph of static sizes, or a Python number.
-    """
+    """Give the range of a node's first result, or of a number; None where it is not proved."""
     if isinstance(node, bool | int):
         return Range(int(node), int(node))
     if not isinstance(node, torch.fx.Node):

@@ -214,13 +214,7 @@ class JointGraph:
         return step.backward(tensors[:saved], tensors[saved:])
 
     def halves(self) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-        """Write both passes as graphs of one call, as AOTAutograd wants them.
-
-        Raises
-        ------
-        UnsupportedModelError
-            If the graph cannot be translated.
-        """
+        """Write both passes as graphs of one call, as AOTAutograd wants them."""
         step, _ = self.step(self._symbols.traced_at(self._placeholders))
         step.open()
         assert self._kept is not None

@@ -19,17 +19,13 @@ class Layout:
 
     Parameters
     ----------
-    repeated
-        Axes whose elements are all one element in memory.
-    order
-        Axes from the slowest to the fastest; None where they lie in order.
     gaps
         Strides where elements of others lie between; None where the tensor is dense. Such memory is copied.
     """
 
     shape: tuple[int, ...]
-    repeated: tuple[int, ...]
-    order: tuple[int, ...] | None
+    repeated: tuple[int, ...]  # axes whose elements are all one element in memory
+    order: tuple[int, ...] | None  # axes from the slowest to the fastest; None where they lie in order
     gaps: tuple[int, ...] | None
 
     @classmethod

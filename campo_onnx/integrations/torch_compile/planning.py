@@ -38,20 +38,12 @@ class Loaded(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """A graph as it will run.
-
-    Parameters
-    ----------
-    imported
-        The graph with the plan executed; FP16 is emulated on a CPU.
-    any_size
-        The FP32 graph that runs at any size; None for one of static sizes.
-    """
+    """A graph as it will run."""
 
     plan: Plan
-    imported: Imported
+    imported: Imported  # the graph with the plan executed; FP16 is emulated on a CPU
     runtime: str = DEFAULT
-    any_size: AnySize | None = None
+    any_size: AnySize | None = None  # the FP32 graph that runs at any size; None for one of static sizes
     sizes: Sizes = ()
     programs: dict[Hashable, Loaded] = field(default_factory=dict)
 
@@ -115,11 +107,6 @@ def plan_graph(
     runtime
         The runtime. ONNX Runtime cannot compute in low precision on a CPU: there the graph computes in
         FP32 and rounds as planned.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If nobody tried some operator in that runtime, or it refuses it.
     """
     fp32 = import_model(_with_handover(model, tangents), any_type=True)
     options = settings.options(provider, runtime)

@@ -20,21 +20,11 @@ from campo_onnx.runtime.machine import DEFAULT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptTensor:
-    """A tensor that is computed in the forward pass and kept for the backward pass.
+    """A tensor that is computed in the forward pass and kept for the backward pass."""
 
-    Parameters
-    ----------
-    name
-        In the plan's graph.
-    is_low
-        Whether it is kept in low precision.
-    nbytes
-        Its size.
-    """
-
-    name: str
-    is_low: bool
-    nbytes: int
+    name: str  # in the plan's graph
+    is_low: bool  # whether it is kept in low precision
+    nbytes: int  # its size
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,13 +93,7 @@ class Settings:
 
     @classmethod
     def of(cls, options: Mapping[str, Any] | None) -> "Settings":
-        """Read the options of ``torch.compile``.
-
-        Raises
-        ------
-        UsageError
-            If one is unknown, or not what it should be.
-        """
+        """Read the options of ``torch.compile``."""
         names = [field.name for field in fields(cls)]
         for name in options or {}:
             if name not in names:

@@ -32,10 +32,6 @@ class TrainingStep:
         The joint graph; its results are those of the forward pass, then the gradients.
     primals
         How many arguments the forward pass has; tangents come after them.
-    kept
-        What autograd keeps; None to find out.
-    parts
-        Where to cut; None to find out.
     """
 
     def __init__(

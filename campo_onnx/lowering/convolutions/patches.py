@@ -54,15 +54,13 @@ class Reading:
 
     Parameters
     ----------
-    first
-        Where each position's first tap reads, behind the zeros.
     offsets
         How far from there each tap reads; a single 0 where the taps move along the other image.
     """
 
     before: int
     after: int
-    first: Sequence[int]
+    first: Sequence[int]  # where each position's first tap reads, behind the zeros
     offsets: Sequence[int]
 
 

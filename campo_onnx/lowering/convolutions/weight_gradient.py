@@ -50,13 +50,7 @@ def weight_gradient(
     geometry: Geometry,
     device: Target,
 ) -> Value:
-    """Write the gradient of a weight.
-
-    Parameters
-    ----------
-    device
-        For which a form is chosen; grouped convolutions take ``"conv"``.
-    """
+    """Write the gradient of a weight."""
     by_kernel = partial(by_convolution, shape=shape, geometry=geometry, device=device)
     if geometry.groups > 1:
         return by_kernel(g, x, gradient)
