@@ -1,6 +1,7 @@
 """Replacing nodes of an ONNX graph by others: names, constants and order are seen to here."""
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from onnx import NodeProto, helper, numpy_helper
 
 from campo_onnx.ir.importer import Imported
+from campo_onnx.ir.proto import replace_items
 from campo_onnx.ir.sort import fresh, tensor_names
 from campo_onnx.ir.view import OpNode
 
@@ -79,8 +81,7 @@ def replaced(imported: Imported, nodes: Sequence[OpNode], replacement: Replaceme
     """
     if not nodes or imported.view.opset.get("", 0) < OLDEST_OPSET:
         return imported.model
-    model = onnx.ModelProto()
-    model.CopyFrom(imported.model)
+    model = deepcopy(imported.model)
     graph = model.graph
     chosen = {node.name: node for node in nodes}
     taken = tensor_names(graph) | {node.name for node in graph.node}
@@ -93,6 +94,5 @@ def replaced(imported: Imported, nodes: Sequence[OpNode], replacement: Replaceme
         edit = Edit(node.name, taken, graph.initializer, added)
         replacement(edit, chosen[node.name])
         result += edit.nodes
-    del graph.node[:]
-    graph.node.extend(result)
+    replace_items(graph.node, result)
     return model

@@ -17,6 +17,7 @@ the pass: other attributes, defaults, inputs or outputs, and another description
 """
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from typing import Any
 
 import onnx
@@ -70,8 +71,7 @@ def raise_opset(imported: Imported, place: Place, *, opset: int = CONVOLUTIONS_I
             raise _not_raised(f"{node.op_type} changed its meaning between opset {version} and {opset}")
         if place.runs(signature, version) and not place.runs(signature, opset):
             raise _not_raised(f"{place.target.runtime.name} has no kernel of {node.op_type} at opset {opset}")
-    model = onnx.ModelProto()
-    model.CopyFrom(imported.model)
+    model = deepcopy(imported.model)
     next(entry for entry in model.opset_import if not entry.domain).version = opset
     model.ir_version = max(model.ir_version, _IR_VERSION)
     return model

@@ -6,6 +6,7 @@ rule concerns keep their names.
 """
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from typing import TypeAlias
 
 import onnx
@@ -16,6 +17,7 @@ from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.value import Node, Value
 from campo_onnx.ir.constants import is_external
 from campo_onnx.ir.importer import Imported
+from campo_onnx.ir.proto import replace_items
 from campo_onnx.ir.sort import tensor_names
 from campo_onnx.lowering.edit import OLDEST_OPSET
 from campo_onnx.lowering.place import Place
@@ -103,11 +105,9 @@ def _merged(g: Graph, node: Node) -> Value | None:
 
 def _with_graph(model: onnx.ModelProto, other: onnx.ModelProto) -> onnx.ModelProto:
     """Give a model the nodes of another; what it says of itself, its inputs and outputs stay as they are."""
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+    result = deepcopy(model)
     for part in ("node", "initializer", "value_info"):
-        del getattr(result.graph, part)[:]
-        getattr(result.graph, part).extend(getattr(other.graph, part))
+        replace_items(getattr(result.graph, part), getattr(other.graph, part))
     domains = {each.domain for each in result.opset_import}
     result.opset_import.extend(each for each in other.opset_import if each.domain not in domains)
     return result

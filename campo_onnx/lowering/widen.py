@@ -15,6 +15,7 @@ node that was there, so that the file itself stays among the assignments that a 
 """
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +23,7 @@ import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from campo_onnx.ir.importer import Imported, import_model
+from campo_onnx.ir.proto import replace_items
 from campo_onnx.ir.sort import fresh, tensor_names
 from campo_onnx.ir.view import CAPTURE, FLOAT, OpNode
 from campo_onnx.ops.facts import ports_of
@@ -118,8 +120,7 @@ class _Rise:
 
     def model(self) -> onnx.ModelProto:
         """Write the graph in which these nodes compute in FP32."""
-        model = onnx.ModelProto()
-        model.CopyFrom(self._imported.model)
+        model = deepcopy(self._imported.model)
         for node in model.graph.node:
             own = self._view.node[node.name]
             if self._is_bridge(own) and not self._rounds(own):
@@ -128,8 +129,7 @@ class _Rise:
                 self._rise(node)
             else:
                 self._stay(node, own)
-        del model.graph.node[:]
-        model.graph.node.extend(self._nodes)
+        replace_items(model.graph.node, self._nodes)
         for info in model.graph.value_info:
             if self._wide_name.get(info.name) == info.name:
                 info.type.tensor_type.elem_type = FLOAT

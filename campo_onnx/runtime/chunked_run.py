@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 
 import onnx
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx import ModelProto, NodeProto
+from onnx.helper import make_tensor_value_info as _info
 
 from campo_onnx.errors import CampoError, UsageError
 from campo_onnx.files import temporary_folder
@@ -252,22 +253,16 @@ class _Run:
         for name in piece.reads:
             if name in self._feeds:
                 values[name] = self._feeds[name]
-                graph.input.append(_info(name, onnx.helper.np_dtype_to_tensor_dtype(self._feeds[name].dtype)))
+                dtype = onnx.helper.np_dtype_to_tensor_dtype(self._feeds[name].dtype)
+                graph.input.append(_info(name, dtype, None))
             elif name in self._stored:
                 graph.initializer.append(self._stored[name])
             elif name in self._sparse:
                 graph.sparse_initializer.append(self._sparse[name])
             else:
                 values[name] = self._waiting.get(name)
-                graph.input.append(_info(name, piece.types[name]))
-        graph.output.extend(_info(name, piece.types[name]) for name in piece.makes)
+                graph.input.append(_info(name, piece.types[name], None))
+        graph.output.extend(_info(name, piece.types[name], None) for name in piece.makes)
         if not piece.makes:
             return {}
         return run(model, values, self._machine, folder=self._folder)
-
-
-def _info(name: str, dtype: int) -> ValueInfoProto:
-    """A type without a shape: sizes are what they are."""
-    info = ValueInfoProto(name=name)
-    info.type.tensor_type.elem_type = TensorProto.DataType.ValueType(dtype)
-    return info

@@ -1,6 +1,7 @@
 """A training step in two graphs: gradients, and the update of flat tensors if they are finite."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -71,7 +72,7 @@ class FlatStep:
         self._roles = self._update.roles()
         self._further = tensor((self._layout.rows * ROW,), _FLOAT, machine) if update.accumulate > 1 else None
         if not machine.is_gpu and not ranges_of(model):
-            model = with_compared_places(model, imported.view)
+            model = with_compared_places(replace(imported, model=model))
         model, self._low = with_low_weights(model, self._layout)
         self._low_weights: Tensor | None = None
         if self._low:

@@ -1,10 +1,13 @@
 """Weights in low precision, made once per update: one Cast of the flat buffer instead of one a weight."""
 
+from copy import deepcopy
+
 import onnx
 from onnx import TensorProto, helper
 
 from campo_onnx.builder.graph import IR_VERSION
 from campo_onnx.errors import UsageError
+from campo_onnx.ir.proto import replace_items
 from campo_onnx.ir.view import GraphView
 from campo_onnx.optimize.flat_weights import FlatWeights
 from campo_onnx.step import naming as step_naming
@@ -59,20 +62,13 @@ def with_low_weights(model: onnx.ModelProto, layout: FlatLayout) -> tuple[onnx.M
     removable = {weight: node for weight, node in casts.items() if node.output[0] not in outputs}
     if not _weights_of(layout).are_cast_at_once([names[weight] for weight in removable]):
         return model, {}
-    changed = onnx.ModelProto()
-    changed.CopyFrom(model)
-    gone = {node.output[0] for node in removable.values()}
-    nodes = [node for node in changed.graph.node if not (node.op_type == "Cast" and node.output[0] in gone)]
-    del changed.graph.node[:]
-    changed.graph.node.extend(nodes)
-    infos = [info for info in changed.graph.value_info if info.name not in gone]
-    del changed.graph.value_info[:]
-    changed.graph.value_info.extend(infos)
+    changed = deepcopy(model)
+    graph, gone = changed.graph, {node.output[0] for node in removable.values()}
+    replace_items(graph.node, [n for n in graph.node if not (n.op_type == "Cast" and n.output[0] in gone)])
+    replace_items(graph.value_info, [info for info in graph.value_info if info.name not in gone])
     for weight, node in removable.items():
         shape = layout.slices[names[weight]].stored
-        changed.graph.input.append(
-            helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT16, list(shape))
-        )
+        graph.input.append(helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT16, list(shape)))
     return changed, {names[weight]: node.output[0] for weight, node in removable.items()}
 
 

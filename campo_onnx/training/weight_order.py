@@ -8,6 +8,7 @@ Reshape that makes an output of a graph is a copy). Outside the session both are
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -15,6 +16,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, helper, numpy_helper
 
+from campo_onnx.ir.proto import replace_items
 from campo_onnx.ir.sort import fresh, name_nodes, tensor_names
 from campo_onnx.ir.view import GraphView
 from campo_onnx.training.axis_order import Axes, Reading, Term, Tracer
@@ -190,8 +192,7 @@ class _Edits:
 
     def applied(self) -> onnx.ModelProto:
         """Make them."""
-        changed = onnx.ModelProto()
-        changed.CopyFrom(self.model)
+        changed = deepcopy(self.model)
         graph = changed.graph
         old_nodes, nodes = list(graph.node), []
         for node in old_nodes:
@@ -201,14 +202,11 @@ class _Edits:
                 node.output[:] = [self._outputs.get(name, name) for name in node.output]
                 nodes.append(node)
             nodes += self._after[node.name]
-        del graph.node[:]
-        graph.node.extend(nodes)
+        replace_items(graph.node, nodes)
         name_nodes(graph)
         graph.initializer.extend(self._constants)
         tensors = {name for node in nodes for name in node.output} - self._shapes.keys()
-        infos = [info for info in graph.value_info if info.name in tensors]
-        del graph.value_info[:]
-        graph.value_info.extend(infos)
+        replace_items(graph.value_info, [info for info in graph.value_info if info.name in tensors])
         for info in (*graph.input, *graph.output):
             if info.name in self._shapes:
                 dtype = info.type.tensor_type.elem_type

@@ -36,7 +36,7 @@ class WholeStep:
         self._interface, self._machine = interface, machine
         model = imported.model
         if not machine.is_gpu and not ranges_of(model):
-            model = with_compared_places(model, imported.view)
+            model = with_compared_places(imported)
         settings = LoadSettings(captures=cuda_graph, must_stay=cuda_graph, spins=False)
         self._program = load(model, machine, folder=imported.folder, settings=settings)
         self._state = {name: self._two_copies(name, value) for name, value in state.items()}

@@ -61,10 +61,6 @@ def print_comparison(comparison: "Comparison", *, plot: Path | None, form: Table
         console.print(escape(f"Wrote {plot}"))
 
 
-def _was_measured(comparison: "Comparison") -> bool:
-    return any(row.measured_us is not None for row in comparison.rows)
-
-
 def _columns(comparison: "Comparison") -> list[Column]:
     baseline = comparison.baseline.plan
     over = baseline.strategy

@@ -22,8 +22,7 @@ def pool(shape, attributes=TILES, opset=20, outputs="y, place"):
 
 
 def compared(model):
-    imported = import_model(model)
-    return with_compared_places(imported.model, imported.view)
+    return with_compared_places(import_model(model))
 
 
 def test_of_several_maxima_the_first_is_the_place():

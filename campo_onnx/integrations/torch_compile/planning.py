@@ -1,6 +1,7 @@
 """Plan a translated graph, with the framework on the other side of its loss."""
 
 from collections.abc import Hashable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -14,6 +15,7 @@ from campo_onnx.emulation.numerics import emulate
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.integrations.torch_compile.settings import Settings
 from campo_onnx.ir.importer import Imported, import_model
+from campo_onnx.ir.proto import replace_items
 from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.key import MICROSOFT
 from campo_onnx.ops.precision import Precision
@@ -161,28 +163,18 @@ def _with_handover(model: onnx.ModelProto, tangents: Mapping[str, str]) -> onnx.
 
     This is how ONNX Runtime's training graphs say it, and what safety rules and loss scaling look for.
     """
-    if not tangents:
-        return model
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = deepcopy(model)
     graph = copy.graph
-    present = {value.name: value for value in graph.input if value.name in tangents}
+    present = [value for value in graph.input if value.name in tangents]
     if not present:
         return copy
-    others = [value for value in graph.input if value.name not in present]
-    last = max(_made_at(graph.node, tangents[name]) for name in present)
+    sources = [tangents[value.name] for value in present]
+    outputs = [value.name for value in present]
     # Nodes of the backward pass may stand before it: the importer sorts.
-    handover = helper.make_node(
-        "YieldOp", [tangents[name] for name in present], list(present), name=_HANDOVER, domain=MICROSOFT
-    )
-    nodes = [*graph.node[: last + 1], handover, *graph.node[last + 1 :]]
-    values = list(present.values())
-    nodes = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    inputs = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in others]
-    graph.value_info.extend(values)
-    del graph.node[:], graph.input[:]
-    graph.node.extend(nodes)
-    graph.input.extend(inputs)
+    handover = helper.make_node("YieldOp", sources, outputs, name=_HANDOVER, domain=MICROSOFT)
+    graph.node.insert(max(_made_at(graph.node, source) for source in sources) + 1, handover)
+    graph.value_info.extend(present)
+    replace_items(graph.input, [value for value in graph.input if value.name not in tangents])
     copy.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
     return copy
 
@@ -193,29 +185,18 @@ def _made_at(nodes: Sequence[NodeProto], tensor: str) -> int:
 
 def _without_handover(model: onnx.ModelProto) -> onnx.ModelProto:
     """Let the gradients come from outside again."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = deepcopy(model)
     graph = copy.graph
     handover = next((node for node in graph.node if node.name == _HANDOVER), None)
     if handover is None:
         return copy
     types = {value.name: value for value in (*graph.value_info, *graph.output)}
     for output, source in zip(handover.output, handover.input, strict=True):
-        value = onnx.ValueInfoProto()
-        value.CopyFrom(types.get(output, types[source]))
+        value = deepcopy(types.get(output, types[source]))
         value.name = output
         graph.input.append(value)
+    replace_items(graph.value_info, [v for v in graph.value_info if v.name not in handover.output])
     graph.node.remove(handover)
-    values = [value for value in graph.value_info if value.name not in handover.output]
-    values = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in values]
-    del graph.value_info[:]
-    graph.value_info.extend(values)
-    others = [
-        o
-        for o in copy.opset_import
-        if o.domain != MICROSOFT or any(n.domain == MICROSOFT for n in graph.node)
-    ]
-    others = [onnx.OperatorSetIdProto.FromString(o.SerializeToString()) for o in others]
-    del copy.opset_import[:]
-    copy.opset_import.extend(others)
+    if not any(node.domain == MICROSOFT for node in graph.node):
+        replace_items(copy.opset_import, [each for each in copy.opset_import if each.domain != MICROSOFT])
     return copy

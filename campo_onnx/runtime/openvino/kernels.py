@@ -165,10 +165,7 @@ _RULES: Mapping[str, Callable[[Signature], bool]] = MappingProxyType(
         "LpPool": _pools_otherwise,
         # The plugin takes the whole part of the bias.
         "LRN": lambda signature: not float(signature.attribute("bias", 1.0)).is_integer(),
-        # It reads no weights of peepholes, and adds no coupled input gate.
-        "LSTM": lambda signature: (
-            signature.input(7).dtype != 0 or bool(signature.attribute("input_forget", 0))
-        ),
+        "LSTM": _gates_otherwise,
         "MaxPool": _pools_otherwise,
         "Pad": lambda signature: signature.input(3).dtype != 0,  # axes are not read
         "PRelu": lambda signature: True,  # a slope as long as the channels is one slope a channel

@@ -1,6 +1,7 @@
 """Constants in BF16 as bytes: OpenVINO reads the bits of their other form as whole numbers, a 1 as 16,256."""
 
 from collections.abc import Iterator
+from copy import deepcopy
 
 import numpy as np
 import onnx
@@ -18,8 +19,7 @@ def with_raw_constants(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     if not any(map(_is_typed, _constants(model))):
         return model
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = deepcopy(model)
     for tensor in filter(_is_typed, _constants(copy)):
         tensor.raw_data = np.array(tensor.int32_data, np.uint16).astype("<u2").tobytes()
         del tensor.int32_data[:]
