@@ -5,7 +5,6 @@ from typing import Any
 
 from campo_onnx.checking.as_plan import AsPlan
 from campo_onnx.checking.verdict import Verdicts
-from campo_onnx.costs.evidence import CostSource
 from campo_onnx.report.costs import MEANINGS
 from campo_onnx.report.decisions import columns
 from campo_onnx.report.page import Page, render
@@ -27,35 +26,16 @@ def check_page(checked: Sequence[Verdicts], mixed: AsPlan | None = None) -> str:
     rules = sum(len(verdicts.verdicts) for verdicts in checked)
     outcome = f"{failed} with something that failed" if failed else "none failed"
     summary = f"{len(checked)} {graphs}, {rules} rules, {outcome}."
-    values: dict[str, Any] = {"graphs": [_graph(verdicts) for verdicts in checked], "summary": summary}
+    values: dict[str, Any] = {
+        "graphs": [(verdicts, _errors(verdicts)) for verdicts in checked],
+        "summary": summary,
+        "meanings": MEANINGS,
+    }
     if mixed is None:
         return render(Page(template="verdicts.html", title=title, values=values | {"plan": None}))
     values |= plan_values(mixed.plan, mixed.problem, (mixed.before, mixed.after))
     data = columns([mixed.plan], mixed.problem)
     return render(Page(template="verdicts.html", title=title, values=values, data=data))
-
-
-def _graph(verdicts: Verdicts) -> dict[str, Any]:
-    return {
-        "name": verdicts.name,
-        "mixed": verdicts.mixed,
-        "against": verdicts.against,
-        "passed": verdicts.passed,
-        "device": verdicts.device + (" captured as a CUDA graph" if verdicts.captured else ""),
-        "costs_mean": MEANINGS[CostSource(verdicts.costs)] if verdicts.costs else "",
-        "error": "" if verdicts.error is None else str(verdicts.error),
-        "errors": _errors(verdicts),
-        "rules": [
-            {
-                "rule": verdict.rule,
-                "status": verdict.status.value,
-                "value": verdict.finding.value,
-                "limit": verdict.finding.limit,
-                "reason": verdict.finding.reason,
-            }
-            for verdict in verdicts.verdicts
-        ],
-    }
 
 
 def _errors(verdicts: Verdicts) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -37,7 +37,7 @@ class Checkpoint:
     state: Mapping[str, NDArray[Any]]  # state tensors by the name of their graph input
     signature: str
     steps: int  # steps taken so far, skipped ones included
-    scaler: LossScaler | None
+    scaler: LossScaler | None = None
     updates: int | None = None  # updates so far, skipped ones included; None in files of earlier versions
 
 
@@ -49,13 +49,13 @@ def save_checkpoint(checkpoint: Checkpoint, target: Path) -> None:
     UsageError
         If it cannot be written; an existing file is then as it was.
     """
-    facts = _Facts(
-        signature=checkpoint.signature,
-        steps=checkpoint.steps,
-        scaler=checkpoint.scaler,
-        updates=checkpoint.updates,
-    )
-    metadata = {"format": _FORMAT, **facts.as_metadata()}
+    # safetensors keeps metadata as strings: each fact as JSON, the signature as it is.
+    facts = to_plain(replace(checkpoint, state={}))
+    texts = {
+        n: fact if n == "signature" else json.dumps(fact) for n, fact in facts.items() if fact is not None
+    }
+    metadata = texts | {"format": _FORMAT}
+    del metadata["state"]
     metadata[_CHECKSUM] = _checksum(metadata, checkpoint.state)
     remedy = "Training goes on unchanged, and an earlier checkpoint of this name is kept."
     with replacing(target, title=f"the checkpoint {target}", remedy=remedy, also=(SafetensorError,)) as path:
@@ -97,43 +97,15 @@ def load_checkpoint(source: Path) -> Checkpoint:
             why="its content is not what was written: the checksum differs",
             remedy=_EARLIER,
         )
+    texts = {name: text for name, text in metadata.items() if name != "format"}
     try:
-        facts = _Facts.from_metadata(metadata)
+        facts = {name: text if name == "signature" else from_json(text) for name, text in texts.items()}
+        checkpoint = from_plain({**facts, "state": {}}, Checkpoint)
     except (DecodeError, UsageError, ValueError) as error:
         raise CheckpointError(
             f"the checkpoint {source} is damaged", why=str(error), remedy=_EARLIER
         ) from None
-    return Checkpoint(
-        state=MappingProxyType(state),
-        signature=facts.signature,
-        steps=facts.steps,
-        scaler=facts.scaler,
-        updates=facts.updates,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Facts:
-    """Metadata of a checkpoint; safetensors keeps it as strings."""
-
-    signature: str
-    steps: int
-    scaler: LossScaler | None = None
-    updates: int | None = None
-
-    def as_metadata(self) -> dict[str, str]:
-        """Each fact as JSON, the signature as it is."""
-        plain = to_plain(self)
-        signature = {"signature": plain.pop("signature")}
-        return signature | {name: json.dumps(fact) for name, fact in plain.items() if fact is not None}
-
-    @classmethod
-    def from_metadata(cls, metadata: Mapping[str, str]) -> "_Facts":
-        """Read :meth:`as_metadata` back."""
-        as_they_are = ("signature", "format")
-        plain = {n: text if n in as_they_are else from_json(text) for n, text in metadata.items()}
-        plain.pop("format")
-        return from_plain(plain, cls)
+    return replace(checkpoint, state=MappingProxyType(state))
 
 
 def _checksum(metadata: Mapping[str, str], state: Mapping[str, NDArray[Any]]) -> str:
