@@ -26,6 +26,7 @@ from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.optimize.problem import Assignment, Problem
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import problem_of
+from campo_onnx.runtime.openvino.installed import openvino, openvino_problem
 from campo_onnx.targets.target import target
 
 # The same examples every time, however long one takes: a test that fails on one machine fails on all.
@@ -59,6 +60,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         path = item.path.relative_to(tests)
         if {path.parts[0], path.name} & SLOW:
             item.add_marker("slow")
+
+
+@pytest.fixture(scope="session")
+def bf16_units() -> None:
+    """Skip where OpenVINO, or this CPU, computes in no BF16."""
+    if problem := openvino_problem():
+        pytest.skip(problem)
+    units = openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    if "BF16" not in units:
+        pytest.skip(f"this CPU has no BF16 units (OpenVINO tells {', '.join(units)})")
 
 
 def pytest_collection_finish() -> None:

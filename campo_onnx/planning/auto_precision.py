@@ -12,6 +12,7 @@ from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import decide, form_for, problem_of, vanishing_gradients
+from campo_onnx.runtime.registry import default_precision
 from campo_onnx.targets.target import Target
 
 
@@ -76,7 +77,7 @@ def _choice(
 ) -> tuple[Precision, str]:
     name = options.target.name
     if not plans:
-        return options.low, f"{name} computes in none."
+        return default_precision(options.target.runtime.name), f"{name} computes in none."
     if len(plans) == 1:
         return next(iter(plans)), f"It is the only low precision that {name} computes in."
     times = _listed([f"{p.predicted_us / 1000:.3f} ms in {low.name}" for low, p in plans.items()])

@@ -82,6 +82,14 @@ def test_a_device_may_leave_no_choice(name: str, words: str) -> None:
     assert words in choice.why
 
 
+def test_a_cpu_without_units_has_the_precision_of_its_runtime() -> None:
+    bare = replace(target("zen4", "openvino").hardware, bf16_tensor_flops_per_s=None, bf16_flops_per_s=None)
+    without = replace(options(), target=Target.of(bare, target("zen4", "openvino").runtime))
+    choice = choose_precision(chain(scaled=False), without)
+    assert choice.low is Precision.BF16  # OpenVINO's plugin for CPUs refuses plans in FP16
+    assert not optimize_model(chain(scaled=False), replace(without, low=choice.low)).plan.low_nodes
+
+
 def test_where_nothing_pays_that_is_said() -> None:
     tiny = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["": 20]>

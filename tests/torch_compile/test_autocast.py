@@ -13,7 +13,6 @@ from torch import nn
 
 from campo_onnx.integrations.torch_compile import report
 from campo_onnx.ops.precision import Precision
-from campo_onnx.runtime.openvino.installed import openvino_problem
 
 LOW = {torch.bfloat16: Precision.BF16, torch.float16: Precision.FP16}
 
@@ -125,12 +124,12 @@ def wide_perceptron() -> Any:
     return nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.LayerNorm(1024), nn.Linear(1024, 256))
 
 
-@pytest.mark.skipif(bool(openvino_problem()), reason="OpenVINO is not installed")
+@pytest.mark.usefixtures("bf16_units")
 @pytest.mark.parametrize("name", ["perceptron", "encoder", "convolutions", "wide"])
 def test_in_openvino(name: str) -> None:
     make, shape = {**MODULES, "wide": (wide_perceptron, (256, 256))}[name]
     module = make()
-    # Planned for a processor that has BF16, whatever this one has.
+    # Planned for a processor on which BF16 pays, whatever this one is.
     run = compiled(module, runtime="openvino", device="zen4")
     held_against_fp64(module, run, [batch_of(shape)], torch.bfloat16)
     (graph,) = report(module).graphs

@@ -27,7 +27,6 @@ from campo_onnx.planning import kept_plans, pipeline
 from campo_onnx.runtime.api import Support
 from campo_onnx.runtime.openvino import kernels
 from campo_onnx.runtime.openvino.addresses import AddressedRequest
-from campo_onnx.targets.detect import cpu_with_low_precision
 
 NETWORKS = {
     "perceptron": (lambda: perceptron(0.5), (3, 4)),
@@ -65,9 +64,8 @@ def test_max_pools_are_lowered_and_gradients_are_those_of_eager() -> None:
     assert len(pools) == 1
 
 
+@pytest.mark.usefixtures("bf16_units")
 def test_products_in_bf16_are_as_exact_as_under_autocast() -> None:
-    if cpu_with_low_precision() is None:
-        pytest.skip("this CPU has no BF16 units")
     module = nn.Sequential(
         nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 512)
     )
