@@ -30,6 +30,7 @@ from tests.formulas import (
     recursions,
     scenes,
     science,
+    sequences,
     signals,
     training,
 )
@@ -70,7 +71,7 @@ def _of(module: ModuleType) -> dict[str, Template]:
 
 _MODULES = (
     *(attention, densities, dynamics, geometry, instruments, learning, losses, metrics, recursions, scenes),
-    *(science, signals, training),
+    *(science, sequences, signals, training),
 )
 
 TEMPLATES: Mapping[str, Template] = {k: v for module in _MODULES for k, v in _of(module).items()}

@@ -87,9 +87,8 @@ def conversion(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
 
 
 def count(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
-    """A sum of integers counts, by comparisons perhaps."""
-    before = signature.inputs[0]
-    return NOTHING if before is None or before.dtype in _FLOATS else {0: _PLACE}
+    """A sum of integers counts, also as floats, by comparisons perhaps."""
+    return {0: _PLACE} if known_at(inputs, 0).is_integer else NOTHING
 
 
 def angle(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:

@@ -177,35 +177,55 @@ def contracted(signature: Signature, inputs: Ranges, result: ValueRange, need: N
 
 
 def bent(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
-    """Functions with a slope of at most 1: they do not enlarge an absolute error of their argument."""
+    """Functions with a slope of about 1 at most: they do not enlarge an absolute error of their argument."""
     return {0: replace(need, relative=0.0, absolute=max(need.absolute, need.relative))}
+
+
+def near_one(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
+    """Functions with an infinite slope at 1."""
+    away = max(1.0 - known_at(inputs, 0).bound, 0.0)
+    return {0: replace(need, relative=0.0, absolute=max(need.absolute, need.relative) * away)}
+
+
+def remainder(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
+    """A value that steps are taken off, which cancels as a difference does."""
+    return dict.fromkeys((0, 1), after_cancelling(need, result))
 
 
 _BY_RULE: tuple[tuple[PassRule, str], ...] = (
     (
         first,
-        """Abs Clip Compress DepthToSpace Dropout Expand Flatten Gather GatherElements GatherND Identity
-        LeakyRelu MaxPool Neg Pad Relu Reshape ReverseSequence Slice SpaceToDepth Split Squeeze Tile Transpose
-        Trilu Unsqueeze ReduceMax ReduceMin TopK AffineGrid com.microsoft:ExpandDims com.microsoft:View
-        com.microsoft:GatherND com.microsoft:Trilu""",
+        """Abs CenterCropPad Clip Compress CumProd DepthToSpace Dropout Expand Flatten Gather GatherElements
+        GatherND GlobalMaxPool Identity LeakyRelu MaxPool Neg Pad PRelu Relu Reshape Resize ReverseSequence
+        RotaryEmbedding Shrink Slice SpaceToDepth Split Squeeze SwiGLU ThresholdedRelu Tile Transpose Trilu
+        Unsqueeze Upsample ReduceL1 ReduceL2 ReduceMax ReduceMin ReduceProd ReduceSumSquare TopK AffineGrid
+        com.microsoft:BatchScale com.microsoft:ExpandDims com.microsoft:GatherND com.microsoft:Pad
+        com.microsoft:RotaryEmbedding com.microsoft:Trilu com.microsoft:View""",
     ),
     (every, "And Concat Max Mean Min Not Or Xor com.microsoft:ConcatTraining"),
     (chosen, "Where"),
     (data_and_updates, "ScatterElements ScatterND Scatter"),
     (converted, "Cast CastLike"),
-    (summed, "Add Sum com.microsoft:BiasAdd"),
+    (summed, "Add Sum com.microsoft:BiasAdd com.microsoft:GatedAdd com.microsoft:ScaledSum"),
     (subtracted, "Sub"),
-    (reduced, "CumSum ReduceMean ReduceSum com.microsoft:ReduceSumTraining"),
+    (reduced, "AveragePool CumSum GlobalAveragePool ReduceMean ReduceSum com.microsoft:ReduceSumTraining"),
+    (remainder, "Mod"),
     (multiplied, "Mul"),
     (divided, "Div"),
     (inverted, "Reciprocal"),
     (rooted, "Sqrt"),
     (powered, "Pow"),
-    (exponential, "Exp"),
-    (bent, "Atan Cos Erf LogSoftmax ReduceLogSumExp Sigmoid Sin Softmax Softplus Tanh"),
-    (logarithm, "Log"),
+    (exponential, "Cosh Exp Sinh Tan"),
+    (
+        bent,
+        """Asinh Atan Celu Cos Elu Erf Gelu HardSigmoid HardSwish LogSoftmax Mish ReduceLogSumExp Selu
+        Sigmoid Sin Softmax Softplus Softsign Swish Tanh com.microsoft:FastGelu com.microsoft:Gelu
+        com.microsoft:QuickGelu""",
+    ),
+    (near_one, "Acos Acosh Asin Atanh"),
+    (logarithm, "Log ReduceLogSum"),
     (whole_steps, "Ceil Floor Round"),
-    (decided, "Equal Greater GreaterOrEqual Less LessOrEqual"),
+    (decided, "Equal Greater GreaterOrEqual Hardmax Less LessOrEqual Sign"),
     (contracted, "Einsum Gemm MatMul com.microsoft:FusedMatMul"),
 )
 

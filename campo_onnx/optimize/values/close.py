@@ -116,7 +116,10 @@ class _Close:
         if node.op not in _TELLS_APART:
             return False
         ranges = self._values.of(varying)
-        if any(r.magnitude > _ROUNDINGS * (r.expected_highest - r.expected_lowest) for r in ranges):
+        are_far = any(map(self._forms.is_far_from_zero, varying))
+        if are_far or any(
+            r.magnitude > _ROUNDINGS * (r.expected_highest - r.expected_lowest) for r in ranges
+        ):
             return len(varying) > 1 or node.op.label != "Sub" or self._leaves_little(node)
         return False
 

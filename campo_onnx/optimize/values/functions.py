@@ -19,11 +19,12 @@ from campo_onnx.optimize.values.sum_ops import (
 )
 
 _PLACED = MOVES | op_keys("Where")
-_KEEPING_BITS = MOVES_AND_SIGNS | having(Trait.EXTREME) | op_keys("Clip LeakyRelu Relu Sign Where")
+_KEEPING_BITS = MOVES_AND_SIGNS | having(Trait.EXTREME) | op_keys("Clip LeakyRelu Relu Sign Slice Where")
 _LINEAR = _KEEPING_BITS | SUMS_OF_FEW | op_keys("Mul")
 _SCALES = MOVES | SCALES | op_keys("Neg")
-_EXTREMES = op_keys("ReduceLogSumExp ReduceMax ReduceMin")
+_EXTREMES = op_keys("CumProd ReduceLogSumExp ReduceMax ReduceMin ReduceProd")
 _STEPS = having(Trait.ROUNDS)
+_GATES = having(Trait.SHARES) | op_keys("HardSigmoid Sigmoid Softsign Tanh")
 _MOST_SOURCES = 6
 
 
@@ -45,14 +46,23 @@ class Functions:
         self._bent: set[str] = set()
         self._summed: set[str] = set()  # sums and extremes, not yet multiplied by anything that varies
         self._ratios: set[str] = set()  # quotients of two functions of the same values
+        self._gates: set[str] = set()  # near 1 only where their arguments are large
         self._stepped: set[str] = set()  # whole numbers, and what a narrower type holds
         self._differences: set[str] = set()  # of functions of the same values
         self._parts: dict[str, tuple[str, str]] = {}  # the tensor that something is a part of, and which part
         self._crossed: dict[str, frozenset[str]] = {}  # of two parts in different places, what they are of
 
     def are_placed(self, node: OpNode) -> bool:
-        """Whether each element of a result is computed from those in the same place."""
-        return node.op in _PLACED or self._specs.spec(node.op).family is Family.ELEMENTWISE
+        """Whether each element of a result is computed from those in the same place, or from neighbours."""
+        is_elementwise = self._specs.spec(node.op).family is Family.ELEMENTWISE
+        return node.op in _PLACED or is_elementwise or self._is_most(node)
+
+    def _is_most(self, node: OpNode) -> bool:
+        """Whether a node takes more than half of a tensor, so that two such parts are neighbours."""
+        if node.op.label != "Slice":
+            return False
+        whole, part = (self._view.tensors[t].elements or 0 for t in (node.inputs[0], node.outputs[0]))
+        return 2 * part > whole
 
     def are_sums(self, tensors: Iterable[str]) -> bool:
         """Whether tensors are sums, extremes, or computed of these alone."""
@@ -93,6 +103,9 @@ class Functions:
             self._ratios.update(outputs)
         if is_bent or node.op not in _LINEAR:
             self._bent.update(outputs)
+        is_power = node.op in _LINEAR or node.op.label == "Pow"
+        if node.op in _GATES or (is_power and self._gates.issuperset(varying)):
+            self._gates.update(outputs)
         meets = node.op in SUMS_OF_FEW and self._are_close(node, varying, sources)
         if meets or (node.op in _LINEAR and not self._differences.isdisjoint(varying)):
             self._differences.update(outputs)
@@ -106,8 +119,8 @@ class Functions:
         """Whether the terms of a sum may cancel."""
         is_difference = node.op.label == "Sub"
         if len(varying) == 1:
-            is_left = varying[0] == node.inputs[0]
-            is_close = varying[0] in self._ratios or (is_left and varying[0] in self._bent)
+            term, is_left = varying[0], varying[0] == node.inputs[0]
+            is_close = term in self._ratios or (term in self._bent and (is_left or term not in self._gates))
             return is_difference and is_close and self._view.scalar(node.inputs[is_left]) != 0.0
         if len(varying) > 2 or varying[0] == varying[1]:
             return False

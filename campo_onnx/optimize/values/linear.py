@@ -8,6 +8,7 @@ from campo_onnx.optimize.values.sum_ops import MOVES, PARTS, SCALES, SUMS, SUMS_
 _PARTS = MOVES | PARTS
 _MOST_TERMS = 8
 _FEW_ROUNDINGS = 4.0
+_FAR = 16.0
 _CANCELS = 0.1
 """The share of a term that is left where most of it cancels: its rounding grows ten times beside the rest."""
 
@@ -16,7 +17,7 @@ class LinearForms:
     """Every tensor as constants times other tensors, which are not sums themselves.
 
     Parts of a tensor count as the tensor: neighbouring samples are close to each other. The same sum over
-    the same axes of two tensors is a sum of their terms.
+    the same axes of two tensors is a sum of their terms. What a constant adds has an empty name.
 
     Examples
     --------
@@ -38,14 +39,14 @@ class LinearForms:
         elif node.op.label == "Neg":
             self._scale(node, node.inputs[0], -1.0)
         elif node.op in SCALES:
-            factors = [view.scalar(t) for t in node.inputs]
+            factors = [self._number(t) for t in node.inputs]
             if factors[1]:
                 self._scale(node, node.inputs[0], 1.0 / factors[1] if node.op.label == "Div" else factors[1])
-            elif factors[0] and node.op.label == "Mul":
-                self._scale(node, node.inputs[1], factors[0])
+            elif node.op.label == "Mul":
+                self._multiply(node, factors[0])
         elif node.op in SUMS and (summed := summed_input(node, view)) is not None:
             over = f"{node.op.label}{node.inputs[1:]}{sorted(node.attributes.items())}"
-            self._forms[node.outputs[0]] = {f"{over} {t}": c for t, c in self._of(summed).items()}
+            self._forms[node.outputs[0]] = {f"{over} {t}" if t else t: c for t, c in self._of(summed).items()}
         return False
 
     def absorbs(self, node: OpNode, rounding: float) -> bool:
@@ -53,16 +54,37 @@ class LinearForms:
         if node.op not in SUMS_OF_FEW:
             return False
         forms = [self._of(t) for t in node.inputs if not self._view.is_constant(t)]
-        if any(t not in self._view.tensors for form in forms for t in form):
+        if any(t and t not in self._view.tensors for form in forms for t in form):
             return False  # sums of many: a mean is not small for being divided by their number
-        sizes = [max(map(abs, form.values()), default=0.0) for form in forms]
+        sizes = [_size(form) for form in forms]
         return len(sizes) > 1 and 0.0 < min(sizes) <= _FEW_ROUNDINGS * rounding * min(max(sizes), 1.0)
 
+    def is_far_from_zero(self, tensor: str) -> bool:
+        """Whether a constant is added to what other constants make far smaller: ``5 + 0.05 * x``."""
+        return _is_far(self._of(tensor))
+
     def _of(self, tensor: str) -> Mapping[str, float]:
-        return {} if self._view.is_constant(tensor) else self._forms.get(tensor, {tensor: 1.0})
+        if self._view.is_constant(tensor):
+            constant = self._number(tensor)
+            return {"": constant} if constant else {}
+        return self._forms.get(tensor, {tensor: 1.0})
+
+    def _number(self, tensor: str) -> float | None:
+        """The value that all elements of a constant have."""
+        value = self._view.values.get(tensor)
+        is_one = value is not None and value.size > 0 and (value == value.flat[0]).all()
+        return float(value.flat[0]) if value is not None and is_one else None
 
     def _scale(self, node: OpNode, tensor: str, factor: float) -> None:
         self._forms[node.outputs[0]] = {t: c * factor for t, c in self._of(tensor).items()}
+
+    def _multiply(self, node: OpNode, factor: float | None) -> None:
+        a, b = map(self._of, node.inputs[:2])
+        if factor:
+            self._scale(node, node.inputs[1], factor)
+        elif _is_far(a) and _is_far(b):  # (1 + s) * (1 + t)
+            size = abs(b[""]) * _size(a) + abs(a[""]) * _size(b)
+            self._forms[node.outputs[0]] = {"": a[""] * b[""], node.outputs[0]: size}
 
     def _add_sum(self, node: OpNode) -> bool:
         signs = (1.0, -1.0 if node.op.label == "Sub" else 1.0)
@@ -73,7 +95,20 @@ class LinearForms:
             for term, factor in self._of(tensor).items():
                 total[term] = total.get(term, 0.0) + sign * factor
                 sizes[term] = sizes.get(term, 0.0) + abs(factor)
-        cancels = any(abs(total[t]) < _CANCELS * sizes[t] for t in total)
-        if len(total) <= _MOST_TERMS:
-            self._forms[node.outputs[0]] = {t: c for t, c in total.items() if abs(c) >= _CANCELS * sizes[t]}
+        cancels = any(abs(total[t]) < _CANCELS * sizes[t] for t in total if t or _is_far(sizes))
+        rest = [t for t in total if abs(total[t]) >= _CANCELS * sizes[t]]
+        rest.sort(key=lambda t: -abs(total[t]))
+        form = {t: total[t] for t in rest[:_MOST_TERMS]}
+        if len(rest) > _MOST_TERMS:
+            form[node.outputs[0]] = total[rest[_MOST_TERMS]]
+        self._forms[node.outputs[0]] = form
         return cancels
+
+
+def _size(form: Mapping[str, float]) -> float:
+    """The largest factor of something that varies."""
+    return max((abs(factor) for term, factor in form.items() if term), default=0.0)
+
+
+def _is_far(form: Mapping[str, float]) -> bool:
+    return abs(form.get("", 0.0)) > _FAR * _size(form) > 0.0

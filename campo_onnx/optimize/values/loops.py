@@ -21,7 +21,9 @@ _DIV, _MUL = OpKey("", "Div"), OpKey("", "Mul")
 _LINEAR = _KEEPING | having(Trait.SCALES)
 _ADDING = having(Trait.ADDS)
 _TWO_TERMS = op_keys("Add Sub")
+_CARRYING = _LINEAR | _ADDING | having(Trait.PART)
 _MANY_TURNS = 4096.0
+_FEW_TURNS = 16.0
 _LARGEST_STEP = 1.0
 _FEW = 64
 
@@ -49,6 +51,30 @@ def accumulating_outputs(graph: GraphProto, view: GraphView) -> Mapping[str, flo
             outputs = _accumulating(node, constants)
             terms.update(dict.fromkeys(outputs, _turns(node, view) if outputs else 1.0))
     return MappingProxyType(terms)
+
+
+def factors_of_states(node: NodeProto, view: GraphView) -> Mapping[str, tuple[int, ...]]:
+    """Find what a loop of many turns multiplies its states by, as inputs of a product, by its result.
+
+    Each turn makes the error of such a factor once more: a decay of 0.9985 forgets within 670 turns, rounded
+    to 0.999 within 1,000.
+    """
+    if _turns(node, view) < _FEW_TURNS:
+        return {}
+    body, returned, _ = _states(node)
+    of_states, to_states = set(returned), set(returned.values())
+    for inner in body.node:
+        if OpKey.of(inner) in _CARRYING and not of_states.isdisjoint(inner.input):
+            of_states.update(inner.output)
+    for inner in reversed(body.node):
+        if OpKey.of(inner) in _CARRYING and not to_states.isdisjoint(inner.output):
+            to_states.update(inner.input)
+    products = (n for n in body.node if OpKey.of(n) in (_DIV, _MUL) and to_states.issuperset(n.output))
+    return {
+        n.output[0]: tuple(i for i, t in enumerate(n.input) if t not in of_states)
+        for n in products
+        if not of_states.isdisjoint(n.input)
+    }
 
 
 def _accumulating(node: NodeProto, constants: Mapping[str, TensorProto]) -> frozenset[str]:

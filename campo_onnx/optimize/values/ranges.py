@@ -186,7 +186,30 @@ def _related(
         numerator = ranges.get(node.inputs[0], UNKNOWN)
         if numerator.lowest >= 0.0 and _is_reduction("ReduceSum", node.inputs[1], node.inputs[0], view):
             return made(0.0, 1.0, 0.0, 1.0, like=UNKNOWN)
+    if node.op.label == "ReduceSum" and _has_a_one(node, view):
+        return made(1.0, result.highest, 1.0, result.expected_highest, like=result)
     return result
+
+
+def _has_a_one(node: OpNode, view: GraphView) -> bool:
+    """Whether a sum is one of exponentials of which the largest in each row is 1: ``exp(x - max(x))``."""
+    powers = view.producer.get(node.inputs[0])
+    if powers is None or powers.op.label != "Exp":
+        return False
+    difference = view.producer.get(powers.inputs[0])
+    if difference is None or difference.op.label != "Sub":
+        return False
+    largest = view.producer.get(view.origin(difference.inputs[1], MOVES))
+    if largest is None or largest.op.label != "ReduceMax" or largest.inputs[0] != difference.inputs[0]:
+        return False
+    return _axes(largest, view) == _axes(node, view)
+
+
+def _axes(node: OpNode, view: GraphView) -> list[int]:
+    """The axes that a reduction is over, counted from the first; all where it names none."""
+    rank = len(view.shape(node.inputs[0]) or ())
+    own = view.values.get(node.inputs[1]) if len(node.inputs) > 1 else node.attributes.get("axes")
+    return sorted({int(axis) % rank for axis in own}) if own is not None and rank else [*range(rank)]
 
 
 def _is_reduction(op_type: str, tensor: str, of: str, view: GraphView) -> bool:

@@ -18,7 +18,7 @@ from campo_onnx.ir.memo import remembered
 from campo_onnx.ir.view import GraphView, OpNode, TensorInfo, TensorKind
 from campo_onnx.ops.key import OpKey, op_keys
 from campo_onnx.ops.values.need import EXACT, Need, Needs
-from campo_onnx.optimize.values.loops import accumulating_outputs, growing_outputs
+from campo_onnx.optimize.values.loops import accumulating_outputs, factors_of_states, growing_outputs
 
 _CONTROL_FLOW = op_keys("If Loop Scan")
 _CHOICE, _ROW = OpKey("", "Where"), OpKey("", "Gather")
@@ -122,6 +122,7 @@ class _Copy:
                 self._add_branches(here, turned, around)
             else:
                 self._add_turns(here, turned[0], around, _scanned_axes(proto))
+                self._need_exactly(factors_of_states(proto, view), here.name, turned[0].view)
 
     def _add_unseen(self, node: OpNode) -> None:
         """Add a node whose bodies nobody can tell the types of."""
@@ -162,6 +163,12 @@ class _Copy:
         before = (*initial, *turns[0][states:])
         for output, *either in zip(node.outputs, before, turns[-1], strict=False):
             self._choose(goes, either, output)
+
+    def _need_exactly(self, products: Mapping[str, Sequence[int]], loop: str, body: GraphView) -> None:
+        for node in body.nodes:
+            if positions := products.get(next(iter(node.outputs), "")):
+                needs = dict.fromkeys(positions, EXACT)
+                self.needs.update((f"{loop}/{turn}/{node.name}", needs) for turn in range(_TURNS))
 
     def _add_body(self, body: Body, around: Mapping[str, str], prefix: str) -> tuple[str, ...]:
         """Add a body and name its results."""

@@ -21,7 +21,7 @@ _CARRIERS = (
 _SPREADING = MOVES_AND_SIGNS | SUMS_OF_FEW | op_keys("Concat Mul ReduceSum Slice")
 _GROWING = MOVES_AND_SIGNS | op_keys("Add Mul")
 _LOGARITHM = op_keys("Log")
-_SUMS = op_keys("ReduceMean ReduceSum")
+_SUMS = op_keys("CumSum ReduceMean ReduceSum")
 _GUARDED = op_keys("Add Max Sum")
 _AWAY = 2.0**-7
 """A divisor that is proved to be at least this does not vanish."""
@@ -43,7 +43,8 @@ def divisors(values: GraphValues) -> Mapping[str, str]:
     """Find exponentials and probabilities that something is divided by, and what computes with the quotient.
 
     FP16 makes exp(-17) zero: 1 / p is then infinite, or that of a guard, where FP32 says 24 million. The
-    quotient is large until it is multiplied by something that vanishes as well.
+    quotient is large until it is multiplied by something that vanishes as well. What vanishes with its
+    divisor is needed as exactly: a mean with exponentials as weights.
     """
     view = values.view
 
@@ -51,14 +52,21 @@ def divisors(values: GraphValues) -> Mapping[str, str]:
         r = values.range(tensor)
         return bool(tensor) and r.lowest < _AWAY and r.highest > -_AWAY
 
-    leads_on = leading_to(view, lambda node: _divisors(node, view), _CARRIERS, counts=may_vanish)
-    guarded = leading_to(view, lambda node: _beside_guards(node, values), _CARRIERS | _SUMS)
-    nodes = _from_probabilities(view, leads_on) | _from_probabilities(view, guarded, _SUMS)
+    through = _CARRIERS | _SUMS
+    leads_on = leading_to(view, lambda node: _divisors(node, view), through, counts=may_vanish)
+    guarded = leading_to(view, lambda node: _beside_guards(node, values), through)
+    nodes = _from_probabilities(view, leads_on | guarded, _SUMS)
     if not nodes:
         return nodes
     vanishes, large, small = Labels(), Labels(), _small(view)
     for name, tensor in nodes.items():
         vanishes.mark(view.node[name].outputs, tensor)
+
+    def beside(node: OpNode) -> Iterator[str]:
+        if node.op.label == "Div" and node.inputs[1] in vanishes:
+            yield node.inputs[0]
+
+    nodes |= _from_probabilities(view, leading_to(view, beside, through), _SUMS)
     for node in view.nodes:
         divisor = vanishes.first(_divisors(node, view))
         if source := divisor or large.first(node.inputs):

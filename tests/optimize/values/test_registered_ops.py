@@ -9,7 +9,7 @@ import pytest
 
 from campo_onnx.ops.key import OpKey, op_keys
 from campo_onnx.ops.precision import Precision
-from campo_onnx.ops.registry import RANDOM, also, having, spec
+from campo_onnx.ops.registry import RANDOM, also, current, having, spec
 from campo_onnx.ops.spec import Family, OpSpec
 from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.lists.op_class import OpClass
@@ -44,6 +44,17 @@ def test_a_registered_operator_is_in_the_sets_of_its_traits(ops, trait):
         assert FUSED in ops
         assert {*ops} == before | {FUSED}
     assert {*ops} == before
+
+
+def test_accuracy_is_asked_through_every_operator_on_elements_of_floats():
+    obsolete = op_keys("Affine ImageScaler ParametricSoftplus ScaledTanh")
+    of_other_values = op_keys("BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor IsInf IsNaN")
+    copies = op_keys("MemcpyFromHost MemcpyToHost")
+    standard = {
+        key for key, spec in current().specs.items() if spec.family is Family.ELEMENTWISE and not key.domain
+    }
+    silent = {key for key in standard if current().spec(key).passes_accuracy is None}
+    assert silent == obsolete | of_other_values | copies
 
 
 def test_a_registered_source_of_random_numbers_draws():
