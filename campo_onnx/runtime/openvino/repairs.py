@@ -14,6 +14,7 @@ from campo_onnx.runtime.openvino.installed import ov
 _BF16 = helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16)
 _CONVOLUTIONS = {"Convolution": "convolution", "GroupConvolution": "group_convolution"}
 _GROUPED = frozenset({"GroupConvolution", "GroupConvolutionBackpropData"})
+_BEYOND = 0.51 * float(np.finfo(np.float32).max)  # of half a finite number
 _TILE_DEPTH = 32  # numbers in BF16 that a row of a tile of AMX holds
 
 
@@ -34,6 +35,8 @@ def repair(graph: Any) -> None:
             _round(node)
         elif node.get_type_name() == "TopK":
             _stabilize(node)
+        elif node.get_type_name() in ("ReduceMax", "ReduceMin") and node.get_element_type().is_real():
+            _keep_infinity(node)
         elif node.get_type_name() in _CONVOLUTIONS and _has_tiles():
             _lengthen_kernel(node)
     folding = ov.passes.Manager()
@@ -68,6 +71,28 @@ def _stabilize(node: Any) -> None:
         names = ("axis", "mode", "sort", "index_element_type")
         data, count = node.input_values()
         _replace(node, ov.opset13.topk(data, count, *(settings[name] for name in names), stable=True))
+
+
+def _keep_infinity(node: Any) -> None:
+    """Let the maximum of nothing but -inf be -inf: the plugin begins with the lowest finite number.
+
+    Halves are compared, of which no finite one is that low. A row of attention that is masked whole is found
+    by its maximum.
+    """
+    is_maximum, kind = node.get_type_name() == "ReduceMax", node.get_element_type()
+    reduce = ov.opset13.reduce_max if is_maximum else ov.opset13.reduce_min
+    sign = -1.0 if is_maximum else 1.0
+
+    def number(value: float) -> Any:
+        return ov.opset13.convert(ov.opset13.constant(np.float32(value)), kind)
+
+    half = ov.opset13.multiply(node.input_value(0), number(0.5))
+    extreme = reduce(half, node.input_value(1), node.get_attributes()["keep_dims"])
+    is_beyond = ov.opset13.greater(ov.opset13.multiply(extreme, number(sign)), number(_BEYOND))
+    whole = ov.opset13.multiply(extreme, number(2.0))
+    name = node.get_friendly_name()
+    _replace(node, ov.opset13.select(is_beyond, number(sign * np.inf), whole))
+    extreme.set_friendly_name(name)
 
 
 @cache
