@@ -102,7 +102,7 @@ def model_of(
     *,
     retyped: Mapping[str, str],
     dtype: int,
-    attributes: Mapping[str, Mapping[str, int | TensorProto]],
+    attributes: Mapping[str, Mapping[str, int | float | TensorProto]],
     initializers: Iterable[TensorProto],
     dropped: frozenset[str],
 ) -> onnx.ModelProto:
@@ -142,7 +142,7 @@ def _write(
     wiring: Wiring,
     node: onnx.NodeProto,
     source: onnx.NodeProto | None,
-    attributes: Mapping[str, int | TensorProto],
+    attributes: Mapping[str, int | float | TensorProto],
 ) -> None:
     if source is None:
         assert wiring.added is not None

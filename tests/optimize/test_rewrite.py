@@ -8,7 +8,9 @@ import pytest
 
 from campo_onnx.errors import PlanMismatchError
 from campo_onnx.ir.stamp import read_stamp
+from campo_onnx.ops.precision import Precision, low_precisions
 from campo_onnx.optimize.plan.rewrite import rewrite
+from tests.conftest import parse_model
 
 
 def text_of(model):
@@ -203,6 +205,24 @@ def test_an_initializer_captured_by_a_body_stays(lower):
                     else_branch = e () => (float[2] p) { p = Identity(h) }>
     }"""
     assert initializers(lower(graph).model).keys() == {"w", "w_fp16"}
+
+
+@pytest.mark.parametrize(
+    ("op", "bound", "precision"),
+    [("ThresholdedRelu", "alpha", one) for one in low_precisions()] + [("Shrink", "lambd", Precision.FP16)],
+)
+@pytest.mark.parametrize("value", [np.nextafter(np.float32(3), np.float32(0)), 0.1, 1 / 3, 3.0])
+def test_a_bound_parts_low_numbers_as_before_when_kernels_round_it(lower, precision, op, bound, value):
+    graph = f"g (float[1] x) => (float[1] y) {{ [n] y = {op}<{bound} = {float(value)}>(x) }}"
+    node = lower(parse_model(graph, 22), ["n"], precision).nodes["n"]
+    (attribute,) = node.attribute
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(precision.onnx_dtype)
+    rounded = np.array(attribute.f).astype(dtype)
+    assert rounded == attribute.f
+    around = np.array(value).astype(dtype)
+    near = [np.nextafter(around, dtype.type(end)) for end in (-np.inf, np.inf)]
+    for number in (*near, around):
+        assert (number > rounded) == (float(number) > np.float32(value))
 
 
 # --- Casts that exist ---

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import numpy as np
-
 from campo_onnx.builder.compact import elementwise, scaled
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.value import Value
@@ -45,12 +43,11 @@ def _hardswish(g: Graph, expected: Expected, x: Value) -> Value:
 
 def _hardswish_backward(g: Graph, expected: Expected, gradient: Value, x: Value) -> Value:
     # The slope is the hard sigmoid, and x / 6 more between the bounds. ThresholdedRelu keeps what is
-    # above a bound, and nothing else: two are half as long as comparisons and Where on a CPU. Infinity is
-    # cut off before, since it would be taken from itself.
-    right = g.op("ThresholdedRelu", elementwise(g, "Min", x, g.scalar(_BOUND, x.dtype)), alpha=-_BOUND)
-    below = float(np.nextafter(_BOUND, 0, dtype=np.float32))
-    between = elementwise(g, "Sub", right, g.op("ThresholdedRelu", right, alpha=below))
-    slope = elementwise(g, "Add", _hardsigmoid(g, expected, x), scaled(g, between, 0.5 / _BOUND))
+    # above a bound, and nothing else: two are half as long as comparisons and Where on a CPU. The upper bound
+    # is the lower one of -x: low kernels round the attribute, and know no number just below 3.
+    right = g.op("ThresholdedRelu", x, alpha=-_BOUND)
+    between = g.op("ThresholdedRelu", elementwise(g, "Neg", right), alpha=-_BOUND)
+    slope = elementwise(g, "Add", _hardsigmoid(g, expected, x), scaled(g, between, -0.5 / _BOUND))
     return elementwise(g, "Mul", gradient, slope)
 
 

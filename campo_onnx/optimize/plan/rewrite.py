@@ -7,6 +7,7 @@ nothing here need ask whether what it says can be done.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 from onnx import TensorProto
@@ -16,13 +17,17 @@ from campo_onnx.ir.edit import Wiring, model_of, read_instead, take_apart, topol
 from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.sort import fresh, sort_nodes
 from campo_onnx.ir.stamp import Stamp, structure_digest, write_stamp
-from campo_onnx.ir.view import Use
+from campo_onnx.ir.view import OpNode, Use
+from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import Ports, low_attribute
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.padding.insert import insert_pads
 from campo_onnx.optimize.plan.consistency import check_consistent
 from campo_onnx.optimize.plan.edits import Decision, ExistingCast, LowConstant, PlannedCast
 from campo_onnx.optimize.plan.plan import Plan
+
+_BOUNDS = {OpKey("", "ThresholdedRelu"): "alpha", OpKey("", "Shrink"): "lambd"}
+"""Attributes that elements are compared with; kernels round them to the type of the elements."""
 
 
 def rewrite(imported: Imported, plan: Plan) -> onnx.ModelProto:
@@ -72,7 +77,7 @@ class _Edited:
 
     nodes: Sequence[Wiring]
     retyped: Mapping[str, str]  # low tensor's name to its FP32 name
-    attributes: Mapping[str, Mapping[str, int | TensorProto]]
+    attributes: Mapping[str, Mapping[str, int | float | TensorProto]]
     initializers: Sequence[TensorProto]
 
 
@@ -94,7 +99,7 @@ class _Rewriting:
         self.constants = imported.constants
         self.graph = topology_of(imported.model.graph)
         self.nodes: list[gs.Node] = []
-        self._attributes: dict[str, Mapping[str, int | TensorProto]] = {}
+        self._attributes: dict[str, Mapping[str, int | float | TensorProto]] = {}
         self.initializers: list[TensorProto] = []
         self._retyped: dict[str, str] = {}
         self._plan = plan
@@ -142,11 +147,17 @@ class _Rewriting:
             attribute = self.view.node[node.name].attributes.get(decision.attribute)
             value = low_attribute(attribute, Ports(attribute=decision.attribute), self.low)
             self._attributes[node.name] = {decision.attribute: value}
+        self._round_bound(self.view.node[node.name], decision)
         if node.name in self._dropped:
             self._drop(self._dropped[node.name])
         elif node.name not in self._left_out:
             self.nodes.append(node)
         self._lower_outputs(node, decision)
+
+    def _round_bound(self, node: OpNode, decision: Decision) -> None:
+        bound = _BOUNDS.get(node.op, "")
+        if decision.low_inputs and bound in node.attributes:
+            self._attributes[node.name] = {bound: _at_most(float(node.attributes[bound]), self.low)}
 
     def _drop(self, cast: ExistingCast) -> None:
         (target,) = self._outputs_of(cast.node)
@@ -212,3 +223,9 @@ class _Rewriting:
             attributes=self._attributes,
             initializers=self.initializers,
         )
+
+
+def _at_most(bound: float, low: Precision) -> float:
+    """Give the largest low number that is not above a bound: the low numbers above either are the same."""
+    number = np.array(bound).astype(onnx.helper.tensor_dtype_to_np_dtype(low.onnx_dtype))
+    return float(number if float(number) <= bound else np.nextafter(number, number.dtype.type(-np.inf)))
