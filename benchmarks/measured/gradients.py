@@ -26,6 +26,8 @@ FILE = "gradients.safetensors"
 
 _ERRORS = "errors.json"
 _TINY = 1e-3
+_SHAKEN, _DRAWS = 2.0**-18, 4
+"""By how much of themselves inputs are moved in FP32, at most, and how often."""
 _FURTHER, _AT_LEAST = 3.0, 0.02  # a kernel sums in another order than the emulation
 
 
@@ -39,8 +41,10 @@ def write_expected(model: onnx.ModelProto, feeds: Arrays, plans: Sequence[str], 
     feeds
         Values of its inputs.
     plans
-        Names of graphs in `folder`, to be emulated. In FP32 the error is that of inputs moved to
-        neighbouring numbers.
+        Names of graphs in `folder`, to be emulated. In FP32 the error is that of inputs moved by a few
+        millionths: sums in another order move tensors by one, and what a rectifier reads may lie nearer
+        to zero. Of 16,384 elements behind ResNet-50's last block, FP64 has one at 1.2e-6: OpenVINO and torch
+        cut it off, ONNX Runtime does not, and a gradient differs by 2 % of its norm.
     folder
         Of the network.
     """
@@ -48,7 +52,8 @@ def write_expected(model: onnx.ModelProto, feeds: Arrays, plans: Sequence[str], 
 
     gradients = {k: np.array(v) for k, v in _outputs(model, feeds).items() if k.startswith("grad.")}
     save_file(gradients, folder / FILE)
-    errors = {FP32: farthest_gradient(_outputs(model, _neighbours(feeds)), gradients)}
+    draws = (_outputs(model, _moved(feeds, seed)) for seed in range(_DRAWS))
+    errors = {FP32: max(farthest_gradient(outputs, gradients) for outputs in draws)}
     for plan in plans:
         emulated = emulate(onnx.load(folder / f"{plan}.onnx"))
         errors[plan] = farthest_gradient(_outputs(emulated, feeds), gradients)
@@ -62,10 +67,10 @@ def _outputs(model: onnx.ModelProto, feeds: Arrays) -> Arrays:
     return outputs
 
 
-def _neighbours(feeds: Arrays) -> Arrays:
-    rng = np.random.default_rng(0)
+def _moved(feeds: Arrays, seed: int) -> Arrays:
+    rng = np.random.default_rng(seed)
     return {
-        name: np.nextafter(value, rng.choice((-np.inf, np.inf), value.shape).astype(value.dtype))
+        name: np.asarray(value * (1 + rng.uniform(-_SHAKEN, _SHAKEN, value.shape)), value.dtype)
         if np.issubdtype(value.dtype, np.floating)
         else value
         for name, value in feeds.items()

@@ -20,6 +20,7 @@ from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.targets.target import target
+from tests.conftest import parse_model
 
 MLP = Path(__file__).parents[1] / "data" / "mlp.onnx"
 
@@ -42,6 +43,17 @@ def test_all_plans_of_a_step(tmp_path: Path) -> None:
     for name, one in facts.items():
         low, casts = learning.changes_in(tmp_path / f"{name}.onnx", ports, Precision.BF16)
         assert (len(low), len(casts)) == (one["low"], one["casts"])
+
+
+def test_nothing_is_dropped_at_random() -> None:
+    """BERT's attention calls dropout as a function, with a rate that is an attribute."""
+    torch = pytest.importorskip("torch")
+    from benchmarks.measured.networks import case_of
+
+    case = case_of("bert_large")
+    with torch.no_grad():
+        losses = [float(case.loss(case.module(*case.inputs), *case.targets)) for _ in range(2)]
+    assert losses[0] == losses[1]
 
 
 class TestGradients:
@@ -71,6 +83,20 @@ class TestGradients:
         outputs = gradients._outputs(model, feeds)
         found = gradients.errors_in(tmp_path, "all-low", outputs)
         assert found == {"gradient_error": 0.0, "emulated_error": errors["all-low"]}
+
+    def test_rectifiers_near_zero_explain_a_gradient_in_fp32(self, tmp_path: Path) -> None:
+        pytest.importorskip("safetensors")
+        graph = """
+        g (float[64] x) => (float[64] "grad.x") <float[1] edge = {1}, float[1] half = {0.5}> {
+          above = Greater (x, edge)
+          "grad.x" = Where (above, edge, half)
+        }
+        """
+        feeds = {"x": np.full(64, 1 + 2.0**-22, np.float32)}  # two last digits above the edge
+        gradients.write_expected(parse_model(graph), feeds, (), tmp_path)
+        (error,) = json.loads((tmp_path / "errors.json").read_text()).values()
+        assert 0.1 < error < 0.5
+        gradients.refuse_unexplained({"fp32": {"gradient_error": error, "emulated_error": error}})
 
 
 def test_layers_are_binned_by_window_and_image() -> None:
