@@ -64,12 +64,17 @@ def expand(g: Graph, x: Value, shape: Sequence[int]) -> Value:
     return g.op("Expand", x, g.integers(shape))
 
 
-def elementwise(g: Graph, op_type: str, *operands: Value) -> Value:
-    """Add an elementwise operator on what its operands were before they were broadcast."""
-    if op_type == "Where" and operands[1] is operands[2]:
-        return operands[1]
-    shape = np.broadcast_shapes(*(x.shape for x in operands))
-    result = _elementwise(g, op_type, [_before_broadcast(g, x) for x in operands])
+def elementwise(g: Graph, op_type: str, *operands: Value | float) -> Value:
+    """Add an elementwise operator on what its operands were before they were broadcast.
+
+    Numbers take the type of the tensors.
+    """
+    dtype = next(x.dtype for x in reversed(operands) if isinstance(x, Value))
+    values = [x if isinstance(x, Value) else g.scalar(x, dtype) for x in operands]
+    if op_type == "Where" and values[1] is values[2]:
+        return values[1]
+    shape = np.broadcast_shapes(*(x.shape for x in values))
+    result = _elementwise(g, op_type, [_before_broadcast(g, x) for x in values])
     return expand(g, result, shape)
 
 
@@ -153,7 +158,7 @@ def scale_apart(g: Graph, x: Value) -> tuple[Value, float]:
 def scaled(g: Graph, x: Value, scale: float) -> Value:
     """Multiply by a number; a chain of such products is one."""
     apart, before = scale_apart(g, x) if scale != 1.0 else (x, 1.0)
-    return elementwise(g, "Mul", apart, g.scalar(before * scale, x.dtype))
+    return apart * (before * scale)
 
 
 def _is(x: Value, number: float) -> bool:

@@ -73,7 +73,7 @@ class Graph:
 
     def input(self, name: str, dtype: int, shape: Sequence[int]) -> Value:
         """Add a graph input; names of inputs are unique."""
-        value = Value(name=name, dtype=dtype, shape=tuple(shape))
+        value = Value(name=name, dtype=dtype, shape=tuple(shape), graph=self)
         self._inputs.append(value)
         self._names[name] = 1
         return value
@@ -92,6 +92,7 @@ class Graph:
                 dtype=helper.np_dtype_to_tensor_dtype(array.dtype),
                 shape=array.shape,
                 constant=array,
+                graph=self,
             )
         return self._constants[key]
 
@@ -173,7 +174,7 @@ class Graph:
         label = OpKey.parse(op_type).op_type
         name = self._fresh(f"{self.scope}/{label}" if self.scope else label)
         values = tuple(
-            Value(name=name if i == 0 else f"{name}.{i}", dtype=dtype, shape=shape)
+            Value(name=name if i == 0 else f"{name}.{i}", dtype=dtype, shape=shape, graph=self)
             for i, (dtype, shape) in enumerate(types)
         )
         return self._placed(

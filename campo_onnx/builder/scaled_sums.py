@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from campo_onnx.builder.compact import elementwise, full, reshape
+from campo_onnx.builder.compact import full, reshape
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.value import Value
 
@@ -14,7 +14,7 @@ def gated_add(g: Graph, x: Value, y: Value, gate: Value) -> Value:
     """Give ``x + y * gate`` for a gate of one number a row: of all axes but the last."""
     if g.may_use("GatedAdd", x):
         return g.op("com.microsoft:GatedAdd", x, y, gate)
-    return elementwise(g, "Add", x, elementwise(g, "Mul", y, gate))
+    return x + y * gate
 
 
 def may_mix(g: Graph, x: Value) -> bool:

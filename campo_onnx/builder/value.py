@@ -2,8 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,16 @@ from onnx import TensorProto, helper
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
 
+def _operator(op_type: str, *, turned: bool = False) -> "Callable[[Value, Value | float], Value]":
+    def result(value: "Value", other: "Value | float") -> "Value":
+        return value.computed(op_type, *((other, value) if turned else (value, other)))
+
+    return result
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Value:
-    """A tensor of the graph.
+    """A tensor of the graph; arithmetic and comparisons add nodes to it, and numbers take its type.
 
     Parameters
     ----------
@@ -27,6 +34,24 @@ class Value:
     dtype: int
     shape: tuple[int, ...]
     constant: NDArray[Any] | None = None
+    graph: Any = field(default=None, repr=False)  # that it was made in
+
+    __array_ufunc__ = None  # numbers of NumPy leave arithmetic to us
+    __add__, __radd__ = _operator("Add"), _operator("Add", turned=True)
+    __sub__, __rsub__ = _operator("Sub"), _operator("Sub", turned=True)
+    __mul__, __rmul__ = _operator("Mul"), _operator("Mul", turned=True)
+    __truediv__, __rtruediv__ = _operator("Div"), _operator("Div", turned=True)
+    __lt__, __le__ = _operator("Less"), _operator("LessOrEqual")
+    __gt__, __ge__ = _operator("Greater"), _operator("GreaterOrEqual")
+
+    def __neg__(self) -> "Value":
+        return self.computed("Neg", self)
+
+    def computed(self, op_type: str, *operands: "Value | float") -> "Value":
+        """Add an elementwise operator to the graph."""
+        from campo_onnx.builder.compact import elementwise  # which is written with graphs of values
+
+        return elementwise(self.graph, op_type, *operands)
 
     @property
     def rank(self) -> int:

@@ -30,7 +30,6 @@ from functools import partial
 import onnx
 
 from campo_onnx.builder.compact import (
-    elementwise,
     expand,
     reduce,
     reshape,
@@ -162,7 +161,7 @@ def _gated(g: Graph, node: Node, *, sign: float) -> Value | None:
                 continue
             rows = reshape(g, gate, (*[1] * (len(shape) - gate.rank), *gate.shape))
             rows = expand(g, rows, (*shape[:-1], 1))
-            return gated_add(g, x, y, rows if sign > 0 else elementwise(g, "Neg", rows))
+            return gated_add(g, x, y, rows if sign > 0 else -rows)
     return None
 
 
@@ -193,7 +192,7 @@ def _softmax_gradient(g: Graph, y: Value, rest: Value) -> Value | None:
         return scaled(g, mixed(g, y, total, gradient, weights), scale)
     if weights is y:  # as many passes as there are
         return None
-    return scaled(g, gated_add(g, elementwise(g, "Mul", gradient, weights), y, total), scale)
+    return scaled(g, gated_add(g, gradient * weights, y, total), scale)
 
 
 def _gelu_gradient(g: Graph, gradient: Value, doubled: Value) -> Value | None:

@@ -48,7 +48,7 @@ def rebuilt(imported: Imported, rules: Mapping[str, Rule], place: Place) -> onnx
     def declared(name: str) -> Value:
         tensor = view.tensors[name]
         assert tensor.shape is not None  # or the graph is not plain
-        return Value(name=name, dtype=tensor.dtype, shape=tensor.shape)
+        return Value(name=name, dtype=tensor.dtype, shape=tensor.shape, graph=g)
 
     values = {
         name: g.input(name, view.tensors[name].dtype, view.tensors[name].shape or ()) for name in view.inputs

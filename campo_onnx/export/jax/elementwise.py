@@ -47,7 +47,7 @@ def _remainder(g: Graph, expected: Expected, a: Value, b: Value) -> Value:
 
 
 def _square(g: Graph, expected: Expected, x: Value) -> Value:
-    return elementwise(g, "Mul", x, x)
+    return x * x
 
 
 def _rsqrt(g: Graph, expected: Expected, x: Value) -> Value:
@@ -59,11 +59,11 @@ def _integer_pow(g: Graph, expected: Expected, x: Value, *, y: int) -> Value:
         return _square(g, expected, x)
     if y == -1:
         return elementwise(g, "Reciprocal", x)
-    return elementwise(g, "Pow", x, g.scalar(y, x.dtype))
+    return elementwise(g, "Pow", x, y)
 
 
 def _erfc(g: Graph, expected: Expected, x: Value) -> Value:
-    return elementwise(g, "Sub", g.scalar(1, x.dtype), elementwise(g, "Erf", x))
+    return 1 - elementwise(g, "Erf", x)
 
 
 def _rounded(g: Graph, expected: Expected, x: Value, *, rounding_method: Any) -> Value:
@@ -72,11 +72,9 @@ def _rounded(g: Graph, expected: Expected, x: Value, *, rounding_method: Any) ->
     # Halves away from zero: below 2**23 there is room for one.
     magnitude = elementwise(g, "Abs", x)
     low = elementwise(g, "Floor", magnitude)
-    is_up = elementwise(g, "GreaterOrEqual", elementwise(g, "Sub", magnitude, low), g.scalar(0.5, x.dtype))
-    up = elementwise(g, "Where", is_up, elementwise(g, "Add", low, g.scalar(1, x.dtype)), low)
-    return elementwise(
-        g, "Where", elementwise(g, "Less", x, g.scalar(0, x.dtype)), elementwise(g, "Neg", up), up
-    )
+    is_up = magnitude - low >= 0.5
+    up = elementwise(g, "Where", is_up, low + 1, low)
+    return elementwise(g, "Where", x < 0, -up, up)
 
 
 def _select(g: Graph, expected: Expected, which: Value, *cases: Value) -> Value:
@@ -90,8 +88,7 @@ def _clamp(g: Graph, expected: Expected, low: Value, x: Value, high: Value) -> V
 
 
 def _is_finite(g: Graph, expected: Expected, x: Value) -> Value:
-    rest = elementwise(g, "Sub", x, x)
-    return elementwise(g, "Equal", rest, g.scalar(0, x.dtype))
+    return elementwise(g, "Equal", x - x, 0)
 
 
 def _converted(g: Graph, expected: Expected, x: Value) -> Value:

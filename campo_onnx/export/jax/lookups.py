@@ -81,11 +81,7 @@ class _Window:
             start = _column(g, indices, position)
             if self._is_inside(start, axis):
                 continue
-            last = g.scalar(self.shape[axis] - self.sizes[axis], _INT64)
-            for condition in (
-                elementwise(g, "GreaterOrEqual", start, g.scalar(0, _INT64)),
-                elementwise(g, "LessOrEqual", start, last),
-            ):
+            for condition in (start >= 0, start <= self.shape[axis] - self.sizes[axis]):
                 verdict = condition if verdict is None else elementwise(g, "And", verdict, condition)
         return verdict
 
@@ -99,8 +95,8 @@ class _Window:
         start, axis = _column(g, cast(g, indices, _INT64), position), self.mapped[position]
         if self.mode == GatherScatterMode.PROMISE_IN_BOUNDS or self._is_inside(start, axis):
             return start
-        last = g.scalar(self.shape[axis] - self.sizes[axis], _INT64)
-        return elementwise(g, "Min", elementwise(g, "Max", start, g.scalar(0, _INT64)), last)
+        last = self.shape[axis] - self.sizes[axis]
+        return elementwise(g, "Min", elementwise(g, "Max", start, 0), last)
 
     def picks(self, indices: Value) -> tuple[int, ...] | None:
         """Give the shape of indices that pick single elements along the last axis; None for any others."""
@@ -122,18 +118,18 @@ class _Window:
         for position, axis in enumerate(self.mapped):
             start = self.start(g, indices, position)
             if steps[axis] != 1:
-                start = elementwise(g, "Mul", start, g.scalar(steps[axis], _INT64))
-            total = elementwise(g, "Add", total, start)
+                start = start * steps[axis]
+            total = total + start
         for axis, along in zip(self.batching, self.index_batching, strict=True):
             line = np.arange(batch[along], dtype=np.int64) * steps[axis]
             aligned = [-1 if i == along else 1 for i in range(len(batch))]
-            total = elementwise(g, "Add", total, g.constant(line.reshape(aligned)))
+            total = total + g.constant(line.reshape(aligned))
         inner = [i for i in self.axes if i < len(self.shape) - self.whole]
         offsets = np.zeros((), np.int64)
         for axis in inner:
             offsets = np.add.outer(offsets, np.arange(self.sizes[axis], dtype=np.int64) * steps[axis])
         total = reshape(g, expand(g, total, batch), (*batch, *[1] * len(inner)))
-        return elementwise(g, "Add", total, g.constant(offsets)) if inner else total
+        return total + g.constant(offsets) if inner else total
 
 
 def _column(g: Graph, indices: Value, position: int) -> Value:
@@ -217,7 +213,7 @@ def _scattered(
     inside = window.inside(g, indices)
     if inside is not None and reduction == "add":  # nothing is added where nothing is to be written
         aligned = [1 if i in d.update_window_dims else n for i, n in enumerate(updates.shape)]
-        updates = elementwise(g, "Where", reshape(g, inside, aligned), updates, g.scalar(0, updates.dtype))
+        updates = elementwise(g, "Where", reshape(g, inside, aligned), updates, 0)
         inside = None
     picks = window.picks(indices)
     if picks is not None and inside is None:
@@ -228,11 +224,11 @@ def _scattered(
     index = reshape(g, rows, (rows.elements,))
     if reduction == "add":
         added = reshape(g, scatter_add_rows(g, values, index, count), x.shape)
-        return added if full(g, x.shape, 0, x.dtype) is x else elementwise(g, "Add", x, added)
+        return added if full(g, x.shape, 0, x.dtype) is x else x + added
     target = reshape(g, x, (count, window.width))
     if inside is not None:  # what is not to be written goes to a row behind the last
         per_row = reshape(g, inside, (*inside.shape, *[1] * (rows.rank - inside.rank)))
-        index = elementwise(g, "Where", per_row, rows, g.scalar(count, _INT64))
+        index = elementwise(g, "Where", per_row, rows, count)
         index, target = reshape(g, index, (rows.elements,)), pad(g, target, (0, 0), (1, 0))
     # Not ScatterND: with repeated indices it loses updates on the CPU provider's second thread.
     column = expand(g, reshape(g, index, (rows.elements, 1)), values.shape)

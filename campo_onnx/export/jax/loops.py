@@ -32,7 +32,7 @@ def _choice(g: Graph, expected: Expected, which: Value, *cases: Value) -> Value:
     """Choose by number; one below the first means that, one above the last likewise."""
     chosen = cases[-1]
     for number in reversed(range(len(cases) - 1)):
-        is_it = elementwise(g, "LessOrEqual", which, g.scalar(number, which.dtype))
+        is_it = which <= number
         chosen = elementwise(g, "Where", is_it, cases[number], chosen)
     return chosen
 

@@ -63,26 +63,21 @@ def _bitcast(g: Graph, expected: Expected, x: Value) -> Value:
     exponent = [v for v in operands if v.constant is not None and np.all(v.constant == _EXPONENT_OF_ONE)]
     if expected.dtype != _FLOAT or len(mantissa) != 1 or len(exponent) != 1:
         raise UntranslatableError("the bits of a number")
-    share = scaled(g, cast(g, mantissa[0], _FLOAT), 2.0**-_MANTISSA)
-    return elementwise(g, "Add", share, g.scalar(1, _FLOAT))
+    return scaled(g, cast(g, mantissa[0], _FLOAT), 2.0**-_MANTISSA) + 1
 
 
 def _erf_inverse(g: Graph, expected: Expected, x: Value) -> Value:
     """Invert the error function by the polynomials of Giles, as XLA does."""
-    one = g.scalar(1, x.dtype)
-    rest = elementwise(g, "Sub", one, elementwise(g, "Mul", x, x))
-    w = elementwise(g, "Neg", elementwise(g, "Log", rest))
-    near = elementwise(g, "Sub", w, g.scalar(2.5, x.dtype))
-    far = elementwise(g, "Sub", elementwise(g, "Sqrt", w), g.scalar(3.0, x.dtype))
-    is_near = elementwise(g, "Less", w, g.scalar(5.0, x.dtype))
-    chosen = [_polynomial(g, v, row) for v, row in ((near, _CENTRE), (far, _TAIL))]
-    return elementwise(g, "Mul", elementwise(g, "Where", is_near, *chosen), x)
+    w = -elementwise(g, "Log", 1 - x * x)
+    near = _polynomial(g, w - 2.5, _CENTRE)
+    far = _polynomial(g, elementwise(g, "Sqrt", w) - 3.0, _TAIL)
+    return elementwise(g, "Where", w < 5.0, near, far) * x
 
 
 def _polynomial(g: Graph, x: Value, coefficients: tuple[float, ...]) -> Value:
     total = g.scalar(coefficients[0], x.dtype)
     for coefficient in coefficients[1:]:
-        total = elementwise(g, "Add", elementwise(g, "Mul", total, x), g.scalar(coefficient, x.dtype))
+        total = total * x + coefficient
     return total
 
 

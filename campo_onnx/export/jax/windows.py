@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from campo_onnx.builder.compact import crop, elementwise, full, pad, reshape, transpose
+from campo_onnx.builder.compact import crop, full, pad, reshape, transpose
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.value import Value
 from campo_onnx.export.jax.arrays import in_type_of_result, spread
@@ -143,8 +143,7 @@ def _window_sum(
     kernel = [window_dimensions[i] for i in laid.spatial]
     strides = [window_strides[i] for i in laid.spatial]
     mean = g.op("AveragePool", laid.laid(g, x), kernel_shape=kernel, strides=strides)
-    total = elementwise(g, "Mul", mean, g.scalar(math.prod(kernel), x.dtype))
-    return laid.back(g, total, expected.shape)
+    return laid.back(g, mean * math.prod(kernel), expected.shape)
 
 
 def _select_and_scatter_add(

@@ -24,15 +24,9 @@ _SHORTEST_ROW = 32
 """Elements of an image's channel from which on its statistics are few beside it."""
 
 
-def mul(g: Graph, a: Value, b: Value) -> Value:
-    """Multiply."""
-    return elementwise(g, "Mul", a, b)
-
-
 def inverse_root(g: Graph, variance: Value, eps: float) -> Value:
     """Give the inverse deviation."""
-    root = elementwise(g, "Sqrt", elementwise(g, "Add", variance, g.scalar(eps, variance.dtype)))
-    return elementwise(g, "Reciprocal", root)
+    return elementwise(g, "Reciprocal", elementwise(g, "Sqrt", variance + eps))
 
 
 def along_channels(g: Graph, vector: Value, rank: int) -> Value:
@@ -68,7 +62,7 @@ def _batch_norm(
     else:
         mean, variance, inverse = rows.channel_statistics(g, eps)
         nothing = g.constant(np.zeros(count, x.numpy_dtype))
-        y = g.op("BatchNormalization", x, mul(g, weight, inverse), bias, mean, nothing, epsilon=1.0)
+        y = g.op("BatchNormalization", x, weight * inverse, bias, mean, nothing, epsilon=1.0)
     if running_mean is None or running_var is None:
         return y, mean, inverse, None, None
     each = x.elements // count
@@ -76,8 +70,8 @@ def _batch_norm(
     unbiased = momentum * each / (each - 1)
     return (
         *(y, mean, inverse),
-        _moved(g, running_mean, mean, momentum, momentum),
-        _moved(g, running_var, variance, momentum, unbiased),
+        running_mean * (1 - momentum) + mean * momentum,
+        running_var * (1 - momentum) + variance * unbiased,
     )
 
 
@@ -85,9 +79,9 @@ def _statistics(g: Graph, x: Value) -> tuple[Value, Value, Value]:
     """Give the mean of each channel, the centered values, and their variance."""
     axes = batch_axes(x)
     wide_mean = reduce(g, "ReduceMean", x, axes, keepdims=True)
-    centered = elementwise(g, "Sub", x, wide_mean)
+    centered = x - wide_mean
     # Not ReduceSumSquare: the CPU provider adds its terms one after the other.
-    variance = reduce(g, "ReduceMean", mul(g, centered, centered), axes, keepdims=False)
+    variance = reduce(g, "ReduceMean", centered * centered, axes, keepdims=False)
     return reshape(g, wide_mean, (x.shape[1],)), centered, variance
 
 
@@ -109,23 +103,21 @@ class _Rows(NamedTuple):
     def around(self, g: Graph) -> Value:
         """Stack deviations and means around the channel's mean along the batch: of these, squares add up."""
         mean = reduce(g, "ReduceMean", self.mean, [0, 2], keepdims=True)
-        shift = elementwise(g, "Sub", self.mean, mean)
-        return g.op("Concat", self.deviation, shift, axis=0)
+        return g.op("Concat", self.deviation, self.mean - mean, axis=0)
 
     def channel_statistics(self, g: Graph, eps: float) -> tuple[Value, Value, Value]:
         """Give mean, variance and inverse deviation of each channel; only the last with the epsilon in it."""
         batch, count, _ = self.normal.shape
         mean = reduce(g, "ReduceMean", self.mean, [0, 2], keepdims=True)
         length = g.op("ReduceL2", self.around(g), g.integers([0, 2]), keepdims=0)
-        inverse = elementwise(g, "Div", g.scalar(math.sqrt(batch), length.dtype), length)
-        squares = mul(g, mul(g, length, length), g.scalar(1 / batch, length.dtype))
+        inverse = math.sqrt(batch) / length
         # The rows' deviations hold the epsilon already.
-        variance = elementwise(g, "Sub", squares, g.scalar(eps, squares.dtype))
+        variance = length * length * (1 / batch) - eps
         return reshape(g, mean, (count,)), variance, inverse
 
     def standard(self, g: Graph, inverse: Value) -> Value:
         """Stack factors and shifts that turn `normal` into the standardized input, along the batch."""
-        return mul(g, self.around(g), reshape(g, inverse, (1, inverse.elements, 1)))
+        return self.around(g) * reshape(g, inverse, (1, inverse.elements, 1))
 
 
 def _rows(g: Graph, x: Value, eps: float) -> _Rows | None:
@@ -142,11 +134,6 @@ def _rows(g: Graph, x: Value, eps: float) -> _Rows | None:
         epsilon=eps,
     )
     return _Rows(normal, mean, elementwise(g, "Reciprocal", inverse))
-
-
-def _moved(g: Graph, running: Value, new: Value, momentum: float, share: float) -> Value:
-    old_share = mul(g, running, g.scalar(1 - momentum, running.dtype))
-    return elementwise(g, "Add", old_share, mul(g, new, g.scalar(share, new.dtype)))
 
 
 def _batch_norm_without_statistics(
@@ -187,23 +174,22 @@ def _batch_norm_backward(
         mean, inverse = running_mean, inverse_root(g, running_var, eps)
     if mean is None or inverse is None:
         raise UntranslatableError("no statistics")
-    scale = inverse if weight is None else mul(g, weight, inverse)
+    scale = inverse if weight is None else weight * inverse
     rows = _rows(g, x, eps) if training else None
     if rows is not None:
         return _by_rows(g, gradient, rows, scale, inverse)
     rank = x.rank
-    centered = elementwise(g, "Sub", x, along_channels(g, mean, rank))
+    centered = x - along_channels(g, mean, rank)
     total = sum_per_channel(g, gradient)
-    moment = sum_per_channel(g, mul(g, gradient, centered))
-    of_weight = mul(g, moment, inverse)
+    moment = sum_per_channel(g, gradient * centered)
+    of_weight = moment * inverse
     if not training:
-        return mul(g, gradient, along_channels(g, scale, rank)), of_weight, total
+        return gradient * along_channels(g, scale, rank), of_weight, total
     share = g.scalar(x.shape[1] / x.elements, x.dtype)
     zeros, ones = (g.constant(np.full(total.elements, n, x.numpy_dtype)) for n in (0, 1))
-    straight = g.op("BatchNormalization", gradient, scale, zeros, mul(g, total, share), ones, epsilon=0.0)
-    slope = mul(g, mul(g, of_weight, share), mul(g, inverse, scale))
-    of_input = elementwise(g, "Sub", straight, mul(g, centered, along_channels(g, slope, rank)))
-    return of_input, of_weight, total
+    straight = g.op("BatchNormalization", gradient, scale, zeros, total * share, ones, epsilon=0.0)
+    slope = of_weight * share * (inverse * scale)
+    return straight - centered * along_channels(g, slope, rank), of_weight, total
 
 
 def _by_rows(
@@ -213,19 +199,18 @@ def _by_rows(
     by_row = reshape(g, gradient, rows.normal.shape)
     sums = reduce(g, "ReduceSum", by_row, [2], keepdims=True)
     standard = rows.standard(g, inverse)
-    products = reduce(g, "ReduceSum", mul(g, by_row, rows.normal), [2], keepdims=True)
+    products = reduce(g, "ReduceSum", by_row * rows.normal, [2], keepdims=True)
     both = g.op("Concat", products, sums, axis=0)
     total = reduce(g, "ReduceSum", sums, [0, 2], keepdims=False)
-    of_weight = reduce(g, "ReduceSum", mul(g, both, standard), [0, 2], keepdims=False)
+    of_weight = reduce(g, "ReduceSum", both * standard, [0, 2], keepdims=False)
     # The gradient of a row is g * scale + normal * slope + level.
-    share = mul(g, scale, g.scalar(-1 / rows.total, scale.dtype))
-    lines = mul(g, standard, reshape(g, mul(g, share, of_weight), (1, count, 1)))
+    share = scale * (-1 / rows.total)
+    lines = standard * reshape(g, share * of_weight, (1, count, 1))
     slope, level = g.ops("Split", lines, g.integers([batch, batch]), outputs=2, axis=0)
-    level = elementwise(g, "Add", level, reshape(g, mul(g, share, total), (1, count, 1)))
+    level = level + reshape(g, share * total, (1, count, 1))
     rest = affine_rows(g, rows.normal, slope, level)
     gate = expand(g, reshape(g, scale, (1, count, 1)), (batch, count, 1))
-    of_input = gated_add(g, rest, by_row, gate)
-    return reshape(g, of_input, gradient.shape), of_weight, total
+    return reshape(g, gated_add(g, rest, by_row, gate), gradient.shape), of_weight, total
 
 
 TRANSLATIONS: Table = table(

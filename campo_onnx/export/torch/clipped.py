@@ -22,9 +22,8 @@ def _clamp(g: Graph, expected: Expected, x: Value, low: Any = None, high: Any = 
 def _hardtanh_backward(
     g: Graph, expected: Expected, gradient: Value, x: Value, low: float = -1, high: float = 1
 ) -> Value:
-    above = elementwise(g, "Greater", x, g.scalar(low, x.dtype))
-    inside = elementwise(g, "And", above, elementwise(g, "Less", x, g.scalar(high, x.dtype)))
-    return elementwise(g, "Where", inside, gradient, g.scalar(0, gradient.dtype))
+    inside = elementwise(g, "And", x > low, x < high)
+    return elementwise(g, "Where", inside, gradient, 0)
 
 
 def _hardsigmoid(g: Graph, expected: Expected, x: Value) -> Value:
@@ -32,13 +31,13 @@ def _hardsigmoid(g: Graph, expected: Expected, x: Value) -> Value:
 
 
 def _hardsigmoid_backward(g: Graph, expected: Expected, gradient: Value, x: Value) -> Value:
-    inside = elementwise(g, "Less", elementwise(g, "Abs", x), g.scalar(_BOUND, x.dtype))
-    passed = elementwise(g, "Where", inside, gradient, g.scalar(0, gradient.dtype))
+    inside = elementwise(g, "Abs", x) < _BOUND
+    passed = elementwise(g, "Where", inside, gradient, 0)
     return scaled(g, passed, 0.5 / _BOUND)
 
 
 def _hardswish(g: Graph, expected: Expected, x: Value) -> Value:
-    return elementwise(g, "Mul", x, _hardsigmoid(g, expected, x))
+    return x * _hardsigmoid(g, expected, x)
 
 
 def _hardswish_backward(g: Graph, expected: Expected, gradient: Value, x: Value) -> Value:
@@ -46,9 +45,9 @@ def _hardswish_backward(g: Graph, expected: Expected, gradient: Value, x: Value)
     # above a bound, and nothing else: two are half as long as comparisons and Where on a CPU. The upper bound
     # is the lower one of -x: low kernels round the attribute, and know no number just below 3.
     right = g.op("ThresholdedRelu", x, alpha=-_BOUND)
-    between = g.op("ThresholdedRelu", elementwise(g, "Neg", right), alpha=-_BOUND)
-    slope = elementwise(g, "Add", _hardsigmoid(g, expected, x), scaled(g, between, -0.5 / _BOUND))
-    return elementwise(g, "Mul", gradient, slope)
+    between = g.op("ThresholdedRelu", -right, alpha=-_BOUND)
+    slope = _hardsigmoid(g, expected, x) + scaled(g, between, -0.5 / _BOUND)
+    return gradient * slope
 
 
 TRANSLATIONS: Table = table(

@@ -29,7 +29,7 @@ def _binary(op_type: str, g: Graph, expected: Expected, a: Any, b: Any) -> Value
 def _scaled(op_type: str, g: Graph, expected: Expected, a: Any, b: Any, *, alpha: float = 1) -> Value:
     other = operand(g, b, expected.dtype)
     if alpha != 1:
-        other = elementwise(g, "Mul", other, g.scalar(alpha, expected.dtype))
+        other = other * alpha
     return elementwise(g, op_type, operand(g, a, expected.dtype), other)
 
 
@@ -57,8 +57,8 @@ def _div_mode(g: Graph, expected: Expected, a: Any, b: Any, *, rounding_mode: st
     a, b = operand(g, a, expected.dtype), operand(g, b, expected.dtype)
     if rounding_mode == "floor":
         # ONNX's quotient of integers rounds to zero, its remainder has the divisor's sign.
-        a = elementwise(g, "Sub", a, elementwise(g, "Mod", a, b))
-    return elementwise(g, "Div", a, b)
+        a = a - elementwise(g, "Mod", a, b)
+    return a / b
 
 
 def _floor_of_quotient(g: Graph, a: Value, b: Value) -> Value:
@@ -67,20 +67,17 @@ def _floor_of_quotient(g: Graph, a: Value, b: Value) -> Value:
     Not the floor of a quotient, which rounds: 0.5 holds 0.1, as FP32 has it, four times.
     """
     rest = g.op("Mod", a, b, fmod=1)
-    whole = g.op("Round", elementwise(g, "Div", elementwise(g, "Sub", a, rest), b))
-    below = elementwise(g, "Sub", whole, g.scalar(1, whole.dtype))
-    floor = elementwise(g, "Where", _has_other_sign(g, rest, b), below, whole)
+    whole = g.op("Round", (a - rest) / b)
+    floor = elementwise(g, "Where", _has_other_sign(g, rest, b), whole - 1, whole)
     if b.constant is not None and np.all(b.constant):
         return floor
-    is_zero = elementwise(g, "Equal", b, g.scalar(0, b.dtype))
-    return elementwise(g, "Where", is_zero, elementwise(g, "Div", a, b), floor)
+    return elementwise(g, "Where", elementwise(g, "Equal", b, 0), a / b, floor)
 
 
 def _has_other_sign(g: Graph, rest: Value, divisor: Value) -> Value:
     """Say where a remainder that has the sign of what was divided has not that of the divisor."""
     # Not of the product of both: where they are small that is zero.
-    turned = elementwise(g, "Mul", rest, elementwise(g, "Sign", divisor))
-    return elementwise(g, "Less", turned, g.scalar(0, rest.dtype))
+    return rest * elementwise(g, "Sign", divisor) < 0
 
 
 def _floor_divide(g: Graph, expected: Expected, a: Any, b: Any) -> Value:
@@ -93,14 +90,14 @@ def _remainder(g: Graph, expected: Expected, a: Any, b: Any) -> Value:
         return elementwise(g, "Mod", a, b)
     # As C's fmod, which is exact, but with the sign of the divisor.
     rest = g.op("Mod", a, b, fmod=1)
-    return elementwise(g, "Where", _has_other_sign(g, rest, b), elementwise(g, "Add", rest, b), rest)
+    return elementwise(g, "Where", _has_other_sign(g, rest, b), rest + b, rest)
 
 
 def _trunc(g: Graph, expected: Expected, x: Value) -> Value:
     x = operand(g, x, expected.dtype)
     if expected.dtype not in FLOATS:
         return x
-    return elementwise(g, "Mul", elementwise(g, "Sign", x), elementwise(g, "Floor", elementwise(g, "Abs", x)))
+    return elementwise(g, "Sign", x) * elementwise(g, "Floor", elementwise(g, "Abs", x))
 
 
 def _compared(op_type: str, negate: bool, g: Graph, expected: Expected, a: Value, b: Any) -> Value:
@@ -126,7 +123,7 @@ def _where(g: Graph, expected: Expected, condition: Value, a: Any, b: Any) -> Va
 def _pow(g: Graph, expected: Expected, base: Any, exponent: Any) -> Value:
     base = operand(g, base, expected.dtype)
     if exponent == 2:
-        return elementwise(g, "Mul", base, base)
+        return base * base
     if exponent in (0.5, -0.5):
         root = elementwise(g, "Sqrt", base)
         return root if exponent > 0 else elementwise(g, "Reciprocal", root)
@@ -145,10 +142,8 @@ def _rsqrt(g: Graph, expected: Expected, x: Value) -> Value:
 def _elu(
     g: Graph, expected: Expected, x: Value, alpha: float = 1, scale: float = 1, input_scale: float = 1
 ) -> Value:
-    grown = expm1(g, expected, elementwise(g, "Mul", x, g.scalar(input_scale, x.dtype)))
-    low = elementwise(g, "Mul", grown, g.scalar(alpha * scale, x.dtype))
-    high = elementwise(g, "Mul", x, g.scalar(scale, x.dtype))
-    return elementwise(g, "Where", elementwise(g, "Greater", x, g.scalar(0, x.dtype)), high, low)
+    grown = expm1(g, expected, x * input_scale)
+    return elementwise(g, "Where", x > 0, x * scale, grown * (alpha * scale))
 
 
 def _gelu(g: Graph, expected: Expected, x: Value, *, approximate: str = "none") -> Value:
@@ -158,40 +153,25 @@ def _gelu(g: Graph, expected: Expected, x: Value, *, approximate: str = "none") 
 def _gelu_backward(
     g: Graph, expected: Expected, gradient: Value, x: Value, *, approximate: str = "none"
 ) -> Value:
-    def number(value: float) -> Value:
-        return g.scalar(value, x.dtype)
-
-    def times(a: Value, b: Value) -> Value:
-        return elementwise(g, "Mul", a, b)
-
-    one = number(1)
     if approximate == "tanh":
-        half, square = number(0.5), times(x, x)
+        square = x * x
         slope, cubic = math.sqrt(2 / math.pi), 0.044715
-        inner = times(x, elementwise(g, "Add", times(square, number(slope * cubic)), number(slope)))
-        tanh = elementwise(g, "Tanh", inner)
-        cdf = times(elementwise(g, "Add", tanh, one), half)
-        sech = elementwise(g, "Sub", one, times(tanh, tanh))
-        d_inner = elementwise(g, "Add", times(square, number(1.5 * slope * cubic)), number(0.5 * slope))
-        density = times(sech, d_inner)
-        return times(gradient, elementwise(g, "Add", cdf, times(x, density)))
+        tanh = elementwise(g, "Tanh", x * (square * (slope * cubic) + slope))
+        density = (1 - tanh * tanh) * (square * (1.5 * slope * cubic) + 0.5 * slope)
+        return gradient * ((tanh + 1) * 0.5 + x * density)
     # With s = x / sqrt(2): (1 + erf(s) + s * 2 / sqrt(pi) * exp(-s * s)) / 2. The constant goes into the
     # exponent, and the half comes last: a product that follows takes it along.
-    s, level = times(x, number(math.sqrt(0.5))), math.log(2 / math.sqrt(math.pi))
-    exponent = elementwise(g, "Sub", number(level), times(s, s))
-    erf = elementwise(g, "Add", elementwise(g, "Erf", s), one)
-    doubled = elementwise(g, "Add", erf, times(s, elementwise(g, "Exp", exponent)))
-    return scaled(g, times(gradient, doubled), 0.5)
+    s, level = x * math.sqrt(0.5), math.log(2 / math.sqrt(math.pi))
+    doubled = elementwise(g, "Erf", s) + 1 + s * elementwise(g, "Exp", level - s * s)
+    return scaled(g, gradient * doubled, 0.5)
 
 
 def _sigmoid_backward(g: Graph, expected: Expected, gradient: Value, y: Value) -> Value:
-    slope = elementwise(g, "Mul", y, elementwise(g, "Sub", g.scalar(1, y.dtype), y))
-    return elementwise(g, "Mul", gradient, slope)
+    return gradient * (y * (1 - y))
 
 
 def _tanh_backward(g: Graph, expected: Expected, gradient: Value, y: Value) -> Value:
-    slope = elementwise(g, "Sub", g.scalar(1, y.dtype), elementwise(g, "Mul", y, y))
-    return elementwise(g, "Mul", gradient, slope)
+    return gradient * (1 - y * y)
 
 
 def _to_copy(g: Graph, expected: Expected, x: Value, *_: Any, **__: Any) -> Value:

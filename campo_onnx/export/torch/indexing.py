@@ -38,9 +38,9 @@ def _embedding_backward(
     flat = reshape(g, cast(g, indices, _INT64), (indices.elements,))
     rows = reshape(g, gradient, (indices.elements, gradient.shape[-1]))
     if padding >= 0:
-        is_padding = elementwise(g, "Equal", flat, g.scalar(padding, _INT64))
+        is_padding = elementwise(g, "Equal", flat, padding)
         column = reshape(g, is_padding, (indices.elements, 1))
-        rows = elementwise(g, "Where", column, g.scalar(0, rows.dtype), rows)
+        rows = elementwise(g, "Where", column, 0, rows)
     return scatter_add_rows(g, rows, flat, count)
 
 
@@ -103,7 +103,7 @@ def _scatter_mean(g: Graph, x: Value, axis: int, index: Value, source: Value, in
     total = g.op("ScatterElements", x, index, source, axis=axis, reduction="add")
     first = full(g, x.shape, 1 if include_self else 0, x.dtype)
     count = g.op("ScatterElements", first, index, ones, axis=axis, reduction="add")
-    return elementwise(g, "Div", total, elementwise(g, "Max", count, g.scalar(1, x.dtype)))
+    return total / elementwise(g, "Max", count, 1)
 
 
 def _index_select(g: Graph, expected: Expected, x: Value, dim: int, index: Value) -> Value:
@@ -133,9 +133,9 @@ def _flat_index(g: Graph, shape: Sequence[int], indices: Sequence[Value | None])
     flat = g.scalar(0, _INT64)
     for axis, index in indexed:
         size, position = g.scalar(shape[axis], _INT64), cast(g, index, _INT64)
-        is_negative = elementwise(g, "Less", position, g.scalar(0, _INT64))
-        position = elementwise(g, "Where", is_negative, elementwise(g, "Add", position, size), position)
-        flat = elementwise(g, "Add", elementwise(g, "Mul", flat, size), position)
+        is_negative = position < 0
+        position = elementwise(g, "Where", is_negative, position + size, position)
+        flat = flat * size + position
     return first, last, flat
 
 
@@ -173,7 +173,7 @@ def _index_add(
     g: Graph, expected: Expected, x: Value, dim: int, index: Value, source: Value, *, alpha: float = 1
 ) -> Value:
     if alpha != 1:
-        source = elementwise(g, "Mul", source, g.scalar(alpha, source.dtype))
+        source = source * alpha
     return _put_along(g, x, dim, index, source, accumulate=True)
 
 

@@ -1,6 +1,5 @@
 """Products of matrices."""
 
-from campo_onnx.builder.compact import elementwise
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.products import gemm, matmul
 from campo_onnx.builder.value import Value
@@ -14,10 +13,10 @@ def _mm(g: Graph, expected: Expected, a: Value, b: Value) -> Value:
 
 def _scaled_sum(g: Graph, bias: Value, product: Value, beta: float, alpha: float) -> Value:
     if alpha != 1:
-        product = elementwise(g, "Mul", product, g.scalar(alpha, product.dtype))
+        product = product * alpha
     if beta != 1:
-        bias = elementwise(g, "Mul", bias, g.scalar(beta, bias.dtype))
-    return elementwise(g, "Add", product, bias)
+        bias = bias * beta
+    return product + bias
 
 
 def _addmm(

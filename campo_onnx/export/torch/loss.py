@@ -18,18 +18,18 @@ def _nll_loss(
     """Minus the log-probability of the target, for (n, classes) or (n, classes, positions ...)."""
     counts, index = _counts(g, x, target, weight, ignored)
     picked = g.op("GatherElements", x, index, axis=_class_axis(x))
-    losses = elementwise(g, "Neg", _mul_or_mask(g, counts, picked, weight))
+    losses = -_mul_or_mask(g, counts, picked, weight)
     total = reduce(g, "ReduceSum", cast(g, counts, x.dtype), list(range(counts.rank)), keepdims=False)
     if reduction not in (_MEAN, _SUM):
         return reshape(g, losses, target.shape), total
     loss = reduce(g, "ReduceSum", losses, list(range(losses.rank)), keepdims=False)
-    return (elementwise(g, "Div", loss, total) if reduction == _MEAN else loss), total
+    return (loss / total if reduction == _MEAN else loss), total
 
 
 def _mul_or_mask(g: Graph, counts: Value, x: Value, weight: Value | None) -> Value:
     if weight is None:
-        return elementwise(g, "Where", counts, x, g.scalar(0, x.dtype))
-    return elementwise(g, "Mul", counts, x)
+        return elementwise(g, "Where", counts, x, 0)
+    return counts * x
 
 
 def _class_axis(x: Value) -> int:
@@ -40,12 +40,12 @@ def _counts(g: Graph, x: Value, target: Value, weight: Value | None, ignored: in
     """Say how much each target counts (bool, or its class's weight), and where to look it up."""
     axis = _class_axis(x)
     target = reshape(g, target, (*x.shape[:axis], 1, *x.shape[axis + 1 :]))
-    counts = elementwise(g, "Not", elementwise(g, "Equal", target, g.scalar(ignored, _INT64)))
-    index = elementwise(g, "Where", counts, target, g.scalar(0, _INT64))
+    counts = elementwise(g, "Not", elementwise(g, "Equal", target, ignored))
+    index = elementwise(g, "Where", counts, target, 0)
     if weight is None:
         return counts, index
     weights = g.op("Gather", weight, index, axis=0)
-    return elementwise(g, "Where", counts, weights, g.scalar(0, weights.dtype)), index
+    return elementwise(g, "Where", counts, weights, 0), index
 
 
 def _nll_loss_backward(
@@ -54,10 +54,10 @@ def _nll_loss_backward(
 ) -> Value:  # fmt: skip
     counts, index = _counts(g, x, target, weight, ignored)
     if reduction == _MEAN:
-        gradient = elementwise(g, "Div", gradient, total)
+        gradient = gradient / total
     elif reduction != _SUM:
         gradient = reshape(g, gradient, index.shape)
-    share = _mul_or_mask(g, counts, elementwise(g, "Neg", gradient), weight)
+    share = _mul_or_mask(g, counts, -gradient, weight)
     zeros = full(g, x.shape, 0, x.dtype)
     return g.op("ScatterElements", zeros, index, expand(g, share, index.shape), axis=_class_axis(x))
 

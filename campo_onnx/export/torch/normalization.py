@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 from onnx import TensorProto
 
-from campo_onnx.builder.compact import elementwise, full, reduce, reshape, sum_per_channel
+from campo_onnx.builder.compact import full, reduce, reshape, sum_per_channel
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.scaled_sums import affine_rows, gated_add
 from campo_onnx.builder.value import Value
-from campo_onnx.export.torch.batch_norm import along_channels, mul
+from campo_onnx.export.torch.batch_norm import along_channels, inverse_root
 from campo_onnx.export.torch.operands import aten
 from campo_onnx.export.translation import Expected, Table, table
 
@@ -32,13 +32,12 @@ def _in_parts(
     """Normalize rows of double: LayerNormalization gives statistics in FP32."""
     axes = list(range(x.rank - inner, x.rank))
     mean = reduce(g, "ReduceMean", x, axes, keepdims=True)
-    centred = elementwise(g, "Sub", x, mean)
-    variance = reduce(g, "ReduceMean", mul(g, centred, centred), axes, keepdims=True)
-    inverse = elementwise(g, "Add", variance, g.scalar(eps, x.dtype))
-    inverse = elementwise(g, "Reciprocal", elementwise(g, "Sqrt", inverse))
-    y = mul(g, centred, inverse)
-    y = y if weight is None else mul(g, y, weight)
-    return (y if bias is None else elementwise(g, "Add", y, bias)), mean, inverse
+    centred = x - mean
+    variance = reduce(g, "ReduceMean", centred * centred, axes, keepdims=True)
+    inverse = inverse_root(g, variance, eps)
+    y = centred * inverse
+    y = y if weight is None else y * weight
+    return (y if bias is None else y + bias), mean, inverse
 
 
 def _layer_norm_backward(
@@ -48,9 +47,9 @@ def _layer_norm_backward(
     outer = list(range(x.rank - len(shape)))
     normal = _normal_rows(g, x, mean, inverse, shape)
     of_input = of_weight = of_bias = None
-    product = mul(g, gradient, normal)
+    product = gradient * normal
     if wanted[0]:
-        scaled = gradient if weight is None else mul(g, gradient, weight)
+        scaled = gradient if weight is None else gradient * weight
         slope = _row_means(g, product, weight, len(shape))
         of_input = _normalized_gradient(g, scaled, normal, inverse, slope, len(shape))
     if wanted[1]:
@@ -64,7 +63,7 @@ def _normal_rows(g: Graph, x: Value, mean: Value, inverse: Value, shape: Sequenc
     """Normalize anew what the forward pass scaled and shifted: two passes, and nothing to keep till then."""
     producer = g.source(inverse)
     if producer is None or producer.op_type != "LayerNormalization" or producer.inputs[0] is not x:
-        return mul(g, elementwise(g, "Sub", x, mean), inverse)
+        return (x - mean) * inverse
     attributes = {"axis": x.rank - len(shape), "epsilon": producer.attributes["epsilon"]}
     return g.ops("LayerNormalization", x, _ones(g, shape, x), outputs=3, **attributes)[0]
 
@@ -78,7 +77,7 @@ def _row_means(g: Graph, product: Value, weight: Value | None, inner: int) -> Va
     outer, axes = product.shape[:-inner], list(range(product.rank - inner, product.rank))
     if weight is None:
         return reduce(g, "ReduceMean", product, axes, keepdims=True)
-    column = reshape(g, mul(g, weight, g.scalar(1 / weight.elements, weight.dtype)), (weight.elements, 1))
+    column = reshape(g, weight * (1 / weight.elements), (weight.elements, 1))
     rows = reshape(g, product, (math.prod(outer), weight.elements))
     return reshape(g, g.op("MatMul", rows, column), (*outer, *[1] * inner))
 
@@ -89,11 +88,11 @@ def _normalized_gradient(
     """Give ``inverse * (gradient - mean(gradient) - normal * slope)``."""
     axes = list(range(gradient.rank - inner, gradient.rank))
     mean = reduce(g, "ReduceMean", gradient, axes, keepdims=True)
-    back = elementwise(g, "Neg", inverse)
+    back = -inverse
     count = inverse.elements
     by_row = (count, math.prod(gradient.shape[axes[0] :]))
     rows, normal = reshape(g, gradient, by_row), reshape(g, normal, by_row)
-    rest = affine_rows(g, normal, mul(g, slope, back), mul(g, mean, back))
+    rest = affine_rows(g, normal, slope * back, mean * back)
     return reshape(g, gated_add(g, rest, rows, reshape(g, inverse, (count, 1))), gradient.shape)
 
 
@@ -124,11 +123,11 @@ def _group_norm_backward(
     shape = (batch, groups, channels * size // groups)
     wide_mean, wide_inverse = (reshape(g, v, (batch, groups, 1)) for v in (mean, inverse))
     normal = _known_groups(g, x, shape, wide_mean, wide_inverse)
-    scaled = gradient if weight is None else mul(g, gradient, along_channels(g, weight, x.rank))
+    scaled = gradient if weight is None else gradient * along_channels(g, weight, x.rank)
     scaled = reshape(g, scaled, shape)
-    slope = reduce(g, "ReduceMean", mul(g, scaled, normal), [2], keepdims=True)
+    slope = reduce(g, "ReduceMean", scaled * normal, [2], keepdims=True)
     of_input = _normalized_gradient(g, scaled, normal, wide_inverse, slope, 1)
-    of_weight = sum_per_channel(g, mul(g, gradient, reshape(g, normal, x.shape)))
+    of_weight = sum_per_channel(g, gradient * reshape(g, normal, x.shape))
     of_bias = sum_per_channel(g, gradient)
     assert math.prod(x.shape) == batch * channels * size
     return reshape(g, of_input, x.shape), of_weight, of_bias
@@ -139,7 +138,7 @@ def _known_groups(g: Graph, x: Value, shape: tuple[int, ...], mean: Value, inver
     producer = g.source(inverse)
     if producer is not None and producer.op_type == "LayerNormalization":
         return producer.outputs[0]
-    return mul(g, elementwise(g, "Sub", reshape(g, x, shape), mean), inverse)
+    return (reshape(g, x, shape) - mean) * inverse
 
 
 TRANSLATIONS: Table = table(

@@ -32,7 +32,7 @@ def _max_pool(
         raise UntranslatableError("an image without batch or channels", remedy="Add the axis with unsqueeze.")
     y, place = g.ops("MaxPool", x, outputs=2, **_window(count, kernel, stride, padding, dilation, ceil_mode))
     # ONNX numbers the elements of the whole tensor, torch those of one channel of an image.
-    return y, elementwise(g, "Mod", place, g.scalar(math.prod(x.shape[2:]), place.dtype))
+    return y, elementwise(g, "Mod", place, math.prod(x.shape[2:]))
 
 
 def _window(
@@ -71,7 +71,7 @@ def _place_in_tensor(g: Graph, x: Value, indices: Value) -> Value:
         return place
     images, size = math.prod(x.shape[:2]), math.prod(x.shape[2:])
     first = np.arange(images, dtype=np.int64).reshape(*x.shape[:2], *[1] * (x.rank - 2)) * size
-    return elementwise(g, "Add", indices, g.constant(first))
+    return indices + g.constant(first)
 
 
 def _avg_pool(

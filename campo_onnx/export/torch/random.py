@@ -24,13 +24,13 @@ def _dropout(g: Graph, expected: Expected, x: Value, p: float, train: bool | Non
 
 def _dropout_backward(g: Graph, expected: Expected, gradient: Value, mask: Value, scale: float) -> Value:
     # The factor comes last: a product that follows takes it along.
-    masked = elementwise(g, "Where", mask, gradient, g.scalar(0, gradient.dtype))
+    masked = elementwise(g, "Where", mask, gradient, 0)
     return scaled(g, masked, scale)
 
 
 def _bernoulli(g: Graph, expected: Expected, x: Value, p: float = 0.5, **_: Any) -> Value:
     uniform = _drawn("RandomUniform", g, Expected(dtype=_FLOAT, shape=expected.shape))
-    return cast(g, elementwise(g, "Less", uniform, g.scalar(p, _FLOAT)), expected.dtype)
+    return cast(g, uniform < p, expected.dtype)
 
 
 def _drawn(op_type: str, g: Graph, expected: Expected, *_: Any, **__: Any) -> Value:

@@ -13,20 +13,18 @@ _PLACING = {"MaxUnpool": 0, "ScatterElements": 2}
 
 def passed(g: Graph, gradient: Value, x: Value, threshold: float = 0.0) -> Value:
     """Give the gradient where `x` is above a threshold, and 0 elsewhere."""
-    above = elementwise(g, "Greater", x, g.scalar(threshold, x.dtype))
-    return elementwise(g, "Where", above, gradient, g.scalar(0, gradient.dtype))
+    return elementwise(g, "Where", x > threshold, gradient, 0)
 
 
 def _shrunk_backward(g: Graph, expected: Expected, gradient: Value, x: Value, threshold: float) -> Value:
     """Give the gradient where `x` is further from zero than a threshold, or NaN."""
-    near = elementwise(g, "LessOrEqual", elementwise(g, "Abs", x), g.scalar(threshold, x.dtype))
-    return elementwise(g, "Where", near, g.scalar(0, gradient.dtype), gradient)
+    return elementwise(g, "Where", elementwise(g, "Abs", x) <= threshold, 0, gradient)
 
 
 def _relu(g: Graph, expected: Expected, x: Value) -> Value:
     x = operand(g, x, expected.dtype)
     # Providers have kernels of Relu for floating point alone.
-    return elementwise(g, "Relu", x) if x.is_float else elementwise(g, "Max", x, g.scalar(0, x.dtype))
+    return elementwise(g, "Relu", x) if x.is_float else elementwise(g, "Max", x, 0)
 
 
 def _threshold_backward(g: Graph, expected: Expected, gradient: Value, x: Value, threshold: float) -> Value:
@@ -70,9 +68,8 @@ def _leaky_relu(g: Graph, expected: Expected, x: Value, slope: float = 0.01) -> 
 def _leaky_relu_backward(
     g: Graph, expected: Expected, gradient: Value, x: Value, slope: float, is_result: bool
 ) -> Value:
-    above = elementwise(g, "Greater", x, g.scalar(0, x.dtype))
-    slopes = elementwise(g, "Where", above, g.scalar(1, x.dtype), g.scalar(slope, x.dtype))
-    return elementwise(g, "Mul", gradient, slopes)
+    slopes = elementwise(g, "Where", x > 0, g.scalar(1, x.dtype), slope)
+    return gradient * slopes
 
 
 TRANSLATIONS: Table = table(

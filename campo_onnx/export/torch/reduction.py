@@ -64,7 +64,7 @@ def _cumprod(g: Graph, expected: Expected, x: Value, dim: int, **_: Any) -> Valu
         )
     sees = np.tril(np.ones((n, n), bool)).reshape((n, n) + (1,) * (x.rank - dim - 1))
     wide = reshape(g, x, (*x.shape[:dim], 1, *x.shape[dim:]))
-    seen = elementwise(g, "Where", g.constant(sees), wide, g.scalar(1, x.dtype))
+    seen = elementwise(g, "Where", g.constant(sees), wide, 1)
     return reduce(g, "ReduceProd", seen, [dim + 1], keepdims=False)
 
 
@@ -74,15 +74,15 @@ def _var(
 ) -> Value:  # fmt: skip
     axes = axes_of(x, dim)
     count = math.prod(x.shape[a] for a in axes)
-    centered = elementwise(g, "Sub", x, reduce(g, "ReduceMean", x, axes, keepdims=True))
-    biased = reduce(g, "ReduceMean", elementwise(g, "Mul", centered, centered), axes, keepdims=keepdim)
+    centered = x - reduce(g, "ReduceMean", x, axes, keepdims=True)
+    biased = reduce(g, "ReduceMean", centered * centered, axes, keepdims=keepdim)
     freedom = count - (1 if correction is None else correction)
     if freedom <= 0:
         raise UntranslatableError(
             f"the variance of {count} numbers with correction {correction}",
             remedy="It is infinite or NaN; give correction=0 or more numbers.",
         )
-    return elementwise(g, "Mul", biased, g.scalar(count / freedom, x.dtype))
+    return biased * (count / freedom)
 
 
 def _var_mean(
@@ -102,14 +102,14 @@ def _vector_norm(
         op_type = "ReduceL1" if ord == 1 else "ReduceL2"
         return g.op(op_type, x, g.integers(axes), keepdims=int(keepdim))
     if ord == 0:
-        counted = elementwise(g, "Not", elementwise(g, "Equal", x, g.scalar(0, x.dtype)))
+        counted = elementwise(g, "Not", elementwise(g, "Equal", x, 0))
         return reduce(g, "ReduceSum", cast(g, counted, x.dtype), axes, keepdims=keepdim)
     magnitude = elementwise(g, "Abs", x)
     if math.isinf(ord):
         return extreme(g, "ReduceMax" if ord > 0 else "ReduceMin", magnitude, axes, keepdims=keepdim)
-    powers = elementwise(g, "Pow", magnitude, g.scalar(ord, x.dtype))
+    powers = elementwise(g, "Pow", magnitude, ord)
     total = reduce(g, "ReduceSum", powers, axes, keepdims=keepdim)
-    return elementwise(g, "Pow", total, g.scalar(1 / ord, x.dtype))
+    return elementwise(g, "Pow", total, 1 / ord)
 
 
 def _cumsum(g: Graph, expected: Expected, x: Value, dim: int, **_: Any) -> Value:
@@ -129,9 +129,9 @@ def _safe_softmax(g: Graph, expected: Expected, x: Value, dim: int, dtype: Any =
     """Softmax whose rows of minus infinity alone are zero."""
     dim %= x.rank
     largest = reduce(g, "ReduceMax", x, [dim], keepdims=True)
-    sees_nothing = elementwise(g, "Equal", largest, g.scalar(-math.inf, x.dtype))
+    sees_nothing = elementwise(g, "Equal", largest, -math.inf)
     weights = g.op("Softmax", x, axis=dim)
-    return elementwise(g, "Where", sees_nothing, g.scalar(0, x.dtype), weights)
+    return elementwise(g, "Where", sees_nothing, 0, weights)
 
 
 def _softmax_backward(
@@ -141,10 +141,10 @@ def _softmax_backward(
     gradient, scale = scale_apart(g, gradient)
     rows = _weighed_rows(g, gradient, y) if dim % y.rank == y.rank - 1 else None
     if rows is not None:
-        return scaled(g, elementwise(g, "Mul", y, elementwise(g, "Sub", gradient, rows)), scale)
-    weighted = elementwise(g, "Mul", gradient, y)
+        return scaled(g, y * (gradient - rows), scale)
+    weighted = gradient * y
     total = reduce(g, "ReduceSum", weighted, [dim % y.rank], keepdims=True)
-    return scaled(g, elementwise(g, "Sub", weighted, elementwise(g, "Mul", y, total)), scale)
+    return scaled(g, weighted - y * total, scale)
 
 
 def _weighed_rows(g: Graph, gradient: Value, y: Value) -> Value | None:
@@ -175,8 +175,7 @@ def _weighed_rows(g: Graph, gradient: Value, y: Value) -> Value | None:
         if left is None or right is None or right.rank < 2 or result.shape != of_result.shape:
             continue
         if swap_last_two(g, right) is turned and result.shape[-1] < y.shape[-1]:
-            both = elementwise(g, "Mul", of_result, result)
-            rows = reduce(g, "ReduceSum", both, [both.rank - 1], keepdims=True)
+            rows = reduce(g, "ReduceSum", of_result * result, [result.rank - 1], keepdims=True)
             return scaled(g, reshape(g, rows, (*y.shape[:-1], 1)), share)
     return None
 
@@ -206,10 +205,9 @@ def _log_softmax_backward(
     placed = _one_a_row(g, gradient, dim)
     if placed is not None:
         index, share = placed
-        spread = elementwise(g, "Mul", probabilities, elementwise(g, "Neg", share))
-        return g.op("ScatterElements", spread, index, share, axis=dim, reduction="add")
+        return g.op("ScatterElements", probabilities * -share, index, share, axis=dim, reduction="add")
     total = reduce(g, "ReduceSum", gradient, [dim], keepdims=True)
-    return elementwise(g, "Sub", gradient, elementwise(g, "Mul", probabilities, total))
+    return gradient - probabilities * total
 
 
 def _one_a_row(g: Graph, gradient: Value, dim: int) -> tuple[Value, Value] | None:

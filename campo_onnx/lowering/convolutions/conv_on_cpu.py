@@ -18,7 +18,7 @@ from functools import partial
 
 import numpy as np
 
-from campo_onnx.builder.compact import elementwise, pad, reduce, reshape, transpose
+from campo_onnx.builder.compact import pad, reduce, reshape, transpose
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.products import gemm, matmul
 from campo_onnx.builder.value import Value
@@ -56,7 +56,7 @@ def transposed(
     result = forms[cheapest(g, forms, (gradient, weight), target)](g, gradient, weight)
     if bias is None:
         return result
-    return elementwise(g, "Add", result, reshape(g, bias, (1, bias.elements, *[1] * (len(shape) - 2))))
+    return result + reshape(g, bias, (1, bias.elements, *[1] * (len(shape) - 2)))
 
 
 def forward_forms(
