@@ -89,19 +89,9 @@ def best_within(
 ) -> Decided:
     """Take the point of the frontier that was asked for, in the format that serves it best.
 
-    Parameters
-    ----------
-    decide
-        Plans the step, and tries the plan on data: nodes that broke there stay FP32.
-    options, lows
-        What to decide with, and the low precisions to choose from.
-    max_error, max_time_us
-        One of them is set: the fastest plan within an error, or the one of least error within a time.
-
-    Raises
-    ------
-    CampoError
-        If no format has such a plan: what the first says.
+    CampoError says that no format has such a plan, in the words of the first. `decide` plans the step, and
+    tries the plan on data: nodes that broke there stay FP32. Either `max_error` is set, for the fastest plan
+    within it, or `max_time_us`, for the one of least error.
     """
     from campo_onnx.emulation.frontier import chosen_plan
     from campo_onnx.planning.pipeline import apply

@@ -32,10 +32,7 @@ def report_unmatched(
 ) -> None:
     """Warn of overrides that match nothing.
 
-    Raises
-    ------
-    UsageError
-        If `strict`, for the first.
+    UsageError is for the first, if `strict`.
     """
     from campo_onnx.optimize.lists.overrides import unmatched
 

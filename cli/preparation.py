@@ -101,13 +101,9 @@ def planned(
 ) -> tuple["Optimized", "Options", "dict[Path, Feeds]"]:
     """Read a graph from its source, find out what its options leave open, and plan it.
 
-    Parameters
-    ----------
-    model, source
-        What the user calls the graph, and the file to read.
-    data
-        Batches, whose ranges hold for inputs of which the user declared none, and whether they say which
-        nodes would break, and which are harmless.
+    `model` is how the user calls the graph, `source` the file to read. Ranges of the batches in `data` hold
+    for inputs of which the user declared none, and they may say which nodes would break, and which are
+    harmless.
     """
     from campo_onnx.ir.importer import import_model
     from campo_onnx.optimize.values.ranges import measured_ranges

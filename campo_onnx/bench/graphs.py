@@ -29,12 +29,8 @@ def read_graphs(
 ) -> tuple[Graph, ...]:
     """Read graphs and give each a name of its own.
 
-    Parameters
-    ----------
-    paths
-        Files. The same file may be named twice, to see by how much measurements of equal graphs differ.
-    place
-        Where they are to run: each is brought into the form that runs there. None leaves them as they are.
+    The same file may be named twice, to see by how much measurements of equal graphs differ. `place` is where
+    they are to run: each is brought into the form that runs there; None leaves them as they are.
     """
     graphs = (import_model(path, dims) for path in paths)
     forms = graphs if place is None else (as_it_runs(graph, place, dims) for graph in graphs)
@@ -67,12 +63,8 @@ def distinct_names(paths: Sequence[Path]) -> tuple[str, ...]:
 def check_same_interface(graphs: Sequence[Graph]) -> None:
     """Refuse graphs whose interfaces differ.
 
-    Inputs and outputs must have the same names, types and shapes; their order may differ.
-
-    Raises
-    ------
-    UsageError
-        If there is no graph, two have the same name, or two differ; the message names the first difference.
+    Inputs and outputs must have the same names, types and shapes; their order may differ. UsageError says the
+    first difference, that there is no graph, or that two have the same name.
     """
     if not graphs:
         raise UsageError("there is no graph to time", remedy="Name at least one.")

@@ -27,13 +27,8 @@ FIRST_STEPS = 2
 class Buffers:
     """Inputs and outputs of the step on the device, shared by all graphs.
 
-    Steps run one after another and only read their inputs, so sharing is safe, and the device's memory
-    is left to what the graphs themselves need.
-
-    Parameters
-    ----------
-    feeds
-        A value for every input; generated where None.
+    Steps run one after another and only read their inputs, so sharing is safe, and the device's memory is
+    left to what the graphs themselves need. `feeds` has a value for every input, generated where None.
     """
 
     def __init__(
@@ -115,12 +110,8 @@ def load_graphs(
 def open_step(graph: Graph, buffers: Buffers, machine: Machine, *, cuda_graph: bool) -> tuple[Step, str]:
     """Load a graph and bind it.
 
-    Returns
-    -------
-    Step
-        Runs one step and waits for its end.
-    str
-        A note on nodes assigned to another provider; empty if there are none.
+    Gives a function that runs one step and waits for its end, and a note on nodes assigned to another
+    provider; ``""`` if there are none.
     """
     imported = graph.imported
     settings = LoadSettings(captures=cuda_graph, must_stay=cuda_graph)

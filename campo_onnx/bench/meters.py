@@ -42,17 +42,9 @@ def energy_samples(
 ) -> dict[str, tuple[float, ...]]:
     """Measure joules per step of the whole device, idle power included, the graphs in turn.
 
-    Parameters
-    ----------
-    counter_j
-        Energy drawn so far, in joules; None where there is no counter.
-    on_block
-        Called after every block with the number of blocks done.
-
-    Returns
-    -------
-    dict
-        One value per block, by graph; empty if there is no counter or it does not advance.
+    There is one value per block, by graph; none if there is no counter or it does not advance. `counter_j`
+    tells the energy drawn so far, in joules; it is None where there is no counter. `on_block` is called after
+    every block with the number of blocks done.
     """
     generator = np.random.default_rng(seed)
     names = list(steps)

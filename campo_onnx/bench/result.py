@@ -24,11 +24,8 @@ class Outcome(StrEnum):
 class Interval:
     """A median with its confidence interval.
 
-    Parameters
-    ----------
-    low, high
-        95 % confidence interval, widened to the median of every run; with fewer than six samples their
-        range, which covers less.
+    From `low` to `high` is the 95 % confidence interval, widened to the median of every run; with fewer than
+    six samples their range, which covers less.
     """
 
     median: float

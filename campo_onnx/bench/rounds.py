@@ -33,12 +33,8 @@ Reload = Callable[[Collection[str]], Loaded]
 class Schedule:
     """Number of rounds to time.
 
-    Parameters
-    ----------
-    budget_s
-        No further round begins after this time, once there are `min_rounds`. None sets no limit.
-    spin_s
-        How long untimed rounds go on before all others: the clock of a GPU that idles is low.
+    No further round begins after `budget_s`, once there are `min_rounds`; None sets no limit. Untimed rounds
+    go on for `spin_s` before all others: the clock of a GPU that idles is low.
     """
 
     rounds: int
@@ -78,18 +74,10 @@ def time_rounds(
 ) -> Rounds:
     """Time the rounds of one run: in each, every graph runs one step, in random order.
 
-    Whatever changes on the machine meanwhile affects all graphs alike.
-
-    Parameters
-    ----------
-    steps
-        By graph, a function that runs one step and waits for its end, and may return its own time in
-        microseconds. A graph that fails is removed, which frees its memory for the others.
-
-    Raises
-    ------
-    KeyboardInterrupt
-        If the user ends it before the first timed round is complete.
+    Whatever changes on the machine meanwhile affects all graphs alike. Each of `steps` runs one step of a
+    graph and waits for its end, and may return its own time in microseconds. A graph that fails is removed,
+    which frees its memory for the others. A KeyboardInterrupt is passed on before the first timed round is
+    complete.
     """
     generator = np.random.default_rng(seed)
     samples: dict[str, list[float]] = {name: [] for name in steps}
@@ -180,24 +168,10 @@ def time_runs(
 ) -> tuple[tuple[Rounds, ...], Loaded]:
     """Time all rounds, loading the graphs anew between runs.
 
-    Parameters
-    ----------
-    reload
-        Loads graphs once more, after the old sessions were dropped; those that failed stay out.
-    schedule
-        Rounds of all runs together, warm-up of each run, time of all runs together.
-
-    Returns
-    -------
-    tuple of Rounds
-        One per run, at least one.
-    Loaded
-        The graphs as they are loaded now.
-
-    Raises
-    ------
-    KeyboardInterrupt
-        If the user ends it before the first timed round is complete; later, what was timed is returned.
+    A KeyboardInterrupt is passed on before the first timed round is complete; later, what was timed is
+    returned. `reload` loads graphs once more, after the old sessions were dropped; those that failed stay
+    out. The schedule counts rounds of all runs together, the warm-up of each run, and the time of all runs
+    together. Gives the rounds of each run, and the graphs as they are loaded at the end.
     """
     runs: list[Rounds] = []
     total, shares = total_rounds(schedule), rounds_per_run(schedule.rounds)

@@ -34,12 +34,8 @@ def median_interval(samples: Sequence[float]) -> Interval:
     """Median with its 95 % confidence interval.
 
     The interval is scipy's, by order statistics: how many of n samples lie below the true median is
-    binomial(n, 1/2) for any distribution, so two of the ordered samples bound it. It is exact.
-
-    Parameters
-    ----------
-    samples
-        At least one. With fewer than six the interval is their range, which covers less than 95 %.
+    binomial(n, 1/2) for any distribution, so two of the ordered samples bound it. It is exact. With fewer
+    than six samples the interval is their range, which covers less than 95 %.
 
     Examples
     --------
@@ -81,10 +77,7 @@ def paired_speedup(
 ) -> Interval | None:
     """Median ratio of two graphs' steps in the same round, above 1 where this graph is faster.
 
-    Parameters
-    ----------
-    first_us, this_us
-        Steps by round. The longer is cut to the shorter: a graph that failed has fewer.
+    Steps go by round. The longer is cut to the shorter: a graph that failed has fewer.
     """
     ratios = [first / this for first, this in zip(first_us, this_us, strict=False)]
     return interval_over_runs(ratios, rounds_per_run) if len(ratios) >= MIN_SAMPLES else None
@@ -93,10 +86,7 @@ def paired_speedup(
 def verdict(speedup: Interval, tolerance: float) -> Outcome:
     """Classify a speed-up.
 
-    Parameters
-    ----------
-    tolerance
-        Where the interval touches ``[1 - tolerance, 1 + tolerance]``, no difference was shown.
+    Where the interval touches ``[1 - tolerance, 1 + tolerance]``, no difference was shown.
 
     Examples
     --------

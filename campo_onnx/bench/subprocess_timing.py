@@ -26,24 +26,10 @@ def time_runs_apart(
 ) -> tuple[tuple[Rounds, ...], Loaded]:
     """Time all rounds, with one graph loaded at a time; in each run, in random order.
 
-    Parameters
-    ----------
-    load_one
-        Loads one of them. What it returned before has been dropped.
-    schedule
-        Rounds of all runs together, warm-up of each run, time of all runs and graphs together.
-
-    Returns
-    -------
-    tuple of Rounds
-        One per run, at least one. In a run, all graphs have the same number of rounds.
-    Loaded
-        What is known of the graphs, none of which is loaded any more.
-
-    Raises
-    ------
-    KeyboardInterrupt
-        If the user ends it before the first run is complete; later, what was timed is returned.
+    A KeyboardInterrupt is passed on before the first run is complete; later, what was timed is returned.
+    `load_one` loads one of them; what it returned before has been dropped. The schedule counts rounds of all
+    runs together, the warm-up of each run, and the time of all runs and graphs together. In a run, all graphs
+    have the same number of rounds. None of them is loaded at the end.
     """
     generator = np.random.default_rng(seed)
     shares = rounds_per_run(schedule.rounds)

@@ -66,12 +66,8 @@ class Verification:
 def verify(optimized: Optimized, options: Options, measure: Measure, *, repairs: int = 0) -> Verification:
     """Measure a result against the FP32 graph it was made from, or against a file that was low already.
 
-    A file in which rules raise nodes, since their values do not fit, is no answer: then FP32 is.
-
-    Raises
-    ------
-    ModelError
-        If the graph that is measured against does not run.
+    A file in which rules raise nodes, since their values do not fit, is no answer: then FP32 is. ModelError
+    says that the graph that is measured against does not run.
     """
     if optimized.is_unchanged:
         return Verification(attempts=(), returned=optimized)

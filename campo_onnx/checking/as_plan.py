@@ -17,10 +17,7 @@ from campo_onnx.optimize.traffic import Traffic, traffic
 class AsPlan:
     """A mixed graph as a plan of the FP32 graph.
 
-    Parameters
-    ----------
-    plan
-        The precision that every node has in the file. Reasons are those of the baseline where it fits.
+    Precisions are those that the nodes have in the file; reasons are those of the baseline where it fits.
     """
 
     plan: Plan
@@ -32,10 +29,7 @@ class AsPlan:
 def as_plan(pair: Pair) -> AsPlan | None:
     """Read both graphs of a pair, and say of each node what the mixed one has made of it.
 
-    Returns
-    -------
-    AsPlan or None
-        None where one cannot be read, or they do not belong together: the verdicts say why.
+    None where one cannot be read, or they do not belong together: the verdicts say why.
     """
     try:
         fp32 = import_model(pair.against, pair.policy.dims)

@@ -35,13 +35,8 @@ def check_all(
 ) -> tuple[Verdicts, ...]:
     """Check every graph of a policy; an error in one does not stop the others.
 
-    Parameters
-    ----------
-    pool
-        Who checks them; by default this process. Workers see the files under the same paths.
-    results
-        Where verdicts are kept and looked for: a graph is checked again if anything in its files, or its
-        limits, has changed. By default nothing is kept.
+    By default this process is the `pool`; workers see the files under the same paths. With `results` verdicts
+    are kept: a graph is checked again if anything in its files, or its limits, has changed.
     """
     keys = [f"{number}" if results is None else key_of(pair) for number, pair in enumerate(pairs)]
     for key in keys:

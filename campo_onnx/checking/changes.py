@@ -40,10 +40,8 @@ class Changes:
 def changes_between(fp32: Imported, mixed: Imported, *, title: str, with_weights: bool = True) -> Changes:
     """Find what was changed in an FP32 graph to make a mixed one.
 
-    Raises
-    ------
-    PlanMismatchError
-        If it was made from another model: nodes, attributes, connections or weights differ.
+    PlanMismatchError says that it was made from another model: nodes, attributes, connections or weights
+    differ.
     """
     before, after = fp32.view, mixed.view
     inserted = tuple(node for node in after.nodes if node.name not in before.node)
@@ -185,15 +183,8 @@ class _Wiring:
 def is_rounded(low: TensorProto, low_folder: Path | None, full: TensorProto, folder: Path | None) -> bool:
     """Whether a constant holds the values of another one, rounded and perhaps padded with zeros.
 
-    Parameters
-    ----------
-    low, full
-        Two constants; external data is read piece by piece.
-
-    Returns
-    -------
-    bool
-        Also true where `low` is longer than `full` along some axes and zero there.
+    External data is read piece by piece. Also true where `low` is longer than `full` along some axes and zero
+    there.
     """
     if list(low.dims) == list(full.dims):
         pieces = zip(chunks(low, low_folder), chunks(full, folder), strict=True)

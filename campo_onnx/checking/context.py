@@ -42,10 +42,7 @@ class Baseline:
 class CheckContext:
     """One mixed graph being checked, and everything known about it.
 
-    Parameters
-    ----------
-    ranges
-        Ranges of graph inputs that the baseline relies on, and those of the policy.
+    `ranges` are those of graph inputs that the baseline relies on, and those of the policy.
     """
 
     fp32: Imported

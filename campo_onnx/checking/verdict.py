@@ -23,10 +23,7 @@ class Status(StrEnum):
 class Finding:
     """The result of one rule, with its reason.
 
-    Parameters
-    ----------
-    parts
-        What the value is the largest of: the error of each output.
+    `parts` are what the value is the largest of: the error of each output.
     """
 
     status: Status

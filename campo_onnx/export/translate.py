@@ -27,10 +27,7 @@ Ref: TypeAlias = Hashable
 class UntranslatedUseError(UnsupportedModelError):
     """An operation that has a translation is used in a way that has none.
 
-    Attributes
-    ----------
-    results
-        What the traced step calls its results; None for one that nothing reads.
+    `results` are what the traced step calls its results; None for one that nothing reads.
     """
 
     results: Sequence[Ref | None] = ()
@@ -52,10 +49,7 @@ class Constant:
 class Operation:
     """One operation of a traced step.
 
-    Parameters
-    ----------
-    arguments
-        Gives the operands and parameters for the translation, operands read through a :data:`Read`.
+    `arguments` gives the operands and parameters for the translation, operands read through a :data:`Read`.
     """
 
     kind: Hashable
@@ -69,10 +63,7 @@ class Operation:
 class TracedStep:
     """A training step as a straight line of operations.
 
-    Parameters
-    ----------
-    inputs
-        Type and shape of each input of the graph by name, and what the step calls it.
+    `inputs` has type and shape of each input of the graph by name, and what the step calls it.
     """
 
     inputs: Mapping[str, tuple[Ref, Expected]]
@@ -106,11 +97,8 @@ def translate_step(
 ) -> onnx.ModelProto:
     """Write a traced step as a model.
 
-    Parameters
-    ----------
-    unchanged
-        Outputs to leave out where they are what the input of this name is; where they are not, the input is
-        there, whether something reads it or not.
+    `unchanged` are outputs to leave out where they are what the input of this name is; where they are not,
+    the input is there, whether something reads it or not.
     """
     g = Graph(opset=opset, sizes_change=sizes_change)
     values: dict[Ref, Value] = {

@@ -36,10 +36,7 @@ Table: TypeAlias = Mapping[Hashable, Translation]
 def table(*rows: tuple[Any, Translation]) -> Table:
     """Make a table of translations.
 
-    Parameters
-    ----------
-    rows
-        An operation, or a tuple or set of operations, and the translation they share.
+    A row is an operation, or a tuple or set of operations, and the translation they share.
 
     Examples
     --------

@@ -78,11 +78,9 @@ def updated(
 def update_numbers(optimizer: Optimizer, lr: Any, count: Any) -> Mapping[str, Any]:
     """Compute what an update needs besides tensors; the bias corrections of Adam and its kin are in them.
 
-    Parameters
-    ----------
-    lr, count
-        The learning rate and the number of this update, from 1 on: floats, or scalars in double, since
-        ``1 - 0.999**count`` loses four of seven digits in single precision while the count is small.
+    `count` is the number of this update, from 1 on. It and the learning rate are floats, or scalars in
+    double, since ``1 - 0.999**count`` loses four of seven digits in single precision while the count is
+    small.
     """
     match optimizer:
         case SGD(weight_decay=decay):

@@ -18,12 +18,8 @@ from campo_onnx.optimize.problem import Problem
 def owners(forward: GraphView, gradient: GraphView) -> Mapping[str, str | None]:
     """Find the forward node that each backward node belongs to, by ONNX Runtime's naming rules.
 
-    A sum of gradients of a tensor belongs to the node that computes the tensor, whose type it has.
-
-    Returns
-    -------
-    mapping
-        By name of backward node; None for one that belongs to no forward node.
+    A sum of gradients of a tensor belongs to the node that computes the tensor, whose type it has. The name
+    is None for one that belongs to no forward node.
     """
     return {node.name: _owner(node.name, forward) for node in gradient.nodes if node.name not in forward.node}
 
@@ -31,14 +27,9 @@ def owners(forward: GraphView, gradient: GraphView) -> Mapping[str, str | None]:
 def with_backward(forward: Problem, gradient: Problem) -> Problem:
     """Charge forward nodes with their backward nodes, and Casts with their gradients.
 
-    Backward nodes that belong to no forward node keep a row of their own among the costs, so that
-    the predicted step is the whole step. A forward node whose backward nodes cannot follow it into
-    low precision is fixed.
-
-    Parameters
-    ----------
-    gradient
-        That of the FP32 gradient graph, with the same options.
+    Backward nodes that belong to no forward node keep a row of their own among the costs, so that the
+    predicted step is the whole step. A forward node whose backward nodes cannot follow it into low precision
+    is fixed. `gradient` is the plan of the FP32 gradient graph, with the same options.
     """
     nodes = dict(forward.costs.nodes)
     fixed = dict(forward.fixed)

@@ -18,14 +18,8 @@ from campo_onnx.planning.pipeline import decide, problem_of
 class PlannedGraph:
     """Decisions about one graph that ORTModule exported.
 
-    Parameters
-    ----------
-    plan
-        Every decision about the forward graph as ONNX Runtime fused it. With ``backward=True`` its
-        times are of the whole step.
-    model
-        The forward graph handed to the gradient builder; None where the plan keeps all in FP32 and
-        ORTModule's own was left alone.
+    With ``backward=True`` the plan's times are of the whole step. `model` is the forward graph handed to the
+    gradient builder; None where the plan keeps all in FP32 and ORTModule's own was left alone.
     """
 
     plan: Plan
@@ -49,12 +43,8 @@ def plan_forward(
 ) -> PlannedGraph:
     """Plan a forward graph, with each node's backward nodes counted in.
 
-    Parameters
-    ----------
-    gradient
-        The same graph with its backward nodes in FP32; None plans by forward times alone.
-    options
-        What to decide with; its `dims` are not looked at.
+    `gradient` is the same graph with its backward nodes in FP32; None plans by forward times alone. The
+    `dims` of the options are not looked at.
     """
     sizes = sizes_of(forward.graph, shapes)
     imported = import_model(forward, sizes)

@@ -46,12 +46,8 @@ class Edit:
     def op(self, op_type: str, *inputs: str, output: str = "", **attributes: Any) -> str:
         """Add a node of the standard domain with one output. Returns the output's name.
 
-        Parameters
-        ----------
-        inputs
-            Names by position; ``""`` where one is left out.
-        output
-            Name of the output where it replaces a tensor of the graph; else a new one.
+        An input that is left out is ``""``. `output` names the output where it replaces a tensor of the
+        graph; else it gets a new name.
         """
         name = self._name(op_type)
         output = output or name
@@ -74,10 +70,7 @@ Replacement: TypeAlias = Callable[[Edit, OpNode], None]
 def replaced(imported: Imported, nodes: Sequence[OpNode], replacement: Replacement) -> onnx.ModelProto:
     """Put other nodes in the place of some.
 
-    Returns
-    -------
-    onnx.ModelProto
-        The model itself where there is nothing to replace, or its opset is older than passes write.
+    It is the model itself where there is nothing to replace, or its opset is older than passes write.
     """
     if not nodes or imported.view.opset.get("", 0) < OLDEST_OPSET:
         return imported.model

@@ -50,15 +50,8 @@ REWORDED: Mapping[str, Callable[[NodeProto], bool]] = {
 def raise_opset(imported: Imported, place: Place, *, opset: int = CONVOLUTIONS_IN_BF16) -> onnx.ModelProto:
     """Raise a graph to an opset.
 
-    Parameters
-    ----------
-    place
-        Where it is to run: every operator that runs there as it is must run there in its newer version.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If an operator would change its meaning, or would have no kernel.
+    Every operator that runs at the place as it is must run there in its newer version. UnsupportedModelError
+    says that an operator would change its meaning, or would have no kernel.
     """
     version = imported.view.opset[""]
     if version >= opset:

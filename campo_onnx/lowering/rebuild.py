@@ -31,11 +31,8 @@ _BODIES = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
 def rebuilt(imported: Imported, rules: Mapping[str, Rule], place: Place) -> onnx.ModelProto:
     """Write a graph with other nodes for some.
 
-    Returns
-    -------
-    onnx.ModelProto
-        The model itself where nothing changes, or where the graph has what an export never has:
-        bodies of nodes, shapes that are not static, outputs left out, constants outside the file.
+    It is the model itself where nothing changes, or where the graph has what an export never has: bodies of
+    nodes, shapes that are not static, outputs left out, constants outside the file.
     """
     graph, view = imported.model.graph, imported.view
     if not any(node.op_type in rules and not node.domain for node in graph.node) or not _is_plain(imported):

@@ -54,18 +54,10 @@ def as_it_runs(
 ) -> Imported:
     """Bring a graph into the form that a runtime runs, in FP32 as in any precision.
 
-    Everything that is planned, timed or trained for the runtime starts from this form, the FP32 step
-    that others are compared with included. It is its own form.
-
-    Parameters
-    ----------
-    chooses
-        Whether forms are chosen in any graph; without, only in a step that says that it is portable.
-
-    Returns
-    -------
-    Imported
-        The given object where it is in that form already; else `passes` names what changed it.
+    Everything that is planned, timed or trained for the runtime starts from this form, the FP32 step that
+    others are compared with included. It is its own form. `chooses` lets forms be chosen in any graph;
+    without, only in a step that says that it is portable. Gives the object itself where it is in that form
+    already; else `passes` names what changed it.
     """
     here = replace(place, opset=imported.view.opset.get("", place.opset))
     is_open = imported.stamp is None and is_portable(imported.model)

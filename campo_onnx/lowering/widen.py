@@ -36,16 +36,9 @@ from campo_onnx.ops.signature import Operand, Signature
 def widened(imported: Imported, low: Precision, dims: Mapping[str, int] | None = None) -> Imported:
     """Raise the nodes of a graph that compute in low precision.
 
-    Parameters
-    ----------
-    low
-        The precision to plan in. What the file computes in a format of a wider range stays as it is.
-
-    Returns
-    -------
-    Imported
-        The given object where nothing is raised. Else ``as_given`` is the graph before, and ``low_as_given``
-        has the nodes to lower to get it back, if `low` is the format that they were in.
+    `low` is the precision to plan in. What the file computes in a format of a wider range stays as it is.
+    Gives the object itself where nothing is raised. Else ``as_given`` is the graph before, and
+    ``low_as_given`` has the nodes to lower to get it back, if `low` is the format that they were in.
     """
     formats = {low_precision_of(info.dtype) for info in imported.view.tensors.values()}
     result = imported

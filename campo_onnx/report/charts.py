@@ -103,10 +103,7 @@ def draw_plans(
 ) -> "Figure":
     """Draw the predicted step of each plan as a bar, by family of operators.
 
-    Parameters
-    ----------
-    measured_us
-        Measured step of each plan, or None; drawn as a diamond beside the prediction.
+    `measured_us` has the measured step of each plan, or None; drawn as a diamond beside the prediction.
     """
     known_us = list(measured_us) or [None] * len(plans)
     bars = [
@@ -222,10 +219,8 @@ def draw_frontiers(
 ) -> "Figure":
     """Draw error over step time: a line through what is predicted, dots where the plan was emulated.
 
-    Parameters
-    ----------
-    frontiers
-        Points of a frontier, the fastest first, for each format. Of several the envelope is drawn broadly.
+    Points of a frontier come the fastest first, for each format. Of several frontiers the envelope is drawn
+    broadly.
     """
     figure = _figure(rows=10, title=title, wide=wide)
     axes = figure.add_subplot()

@@ -14,11 +14,8 @@ from campo_onnx.report.plan_page import plan_values
 def check_page(checked: Sequence[Verdicts], mixed: AsPlan | None = None) -> str:
     """Write the verdicts on some graphs as HTML.
 
-    Parameters
-    ----------
-    mixed
-        Of a single graph: what it has made of each node. The page then shows its step, map, decisions,
-        Casts and sources of costs, as that of a plan does.
+    `mixed` is, of a single graph, what it has made of each node. The page then shows its step, map,
+    decisions, Casts and sources of costs, as that of a plan does.
     """
     failed = sum(not verdicts.passed for verdicts in checked)
     graphs = "graph" if len(checked) == 1 else "graphs"

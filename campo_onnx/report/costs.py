@@ -34,11 +34,8 @@ class SourceRow:
 class Provenance:
     """Evidence behind the figures.
 
-    Parameters
-    ----------
-    device, figures_from
-        The device's full name and the source of its public figures; ``""`` for a device that the
-        program does not come with.
+    `device` is the full name and `figures_from` the source of its public figures; ``""`` for one that the
+    program does not come with.
     """
 
     device: str
@@ -53,10 +50,8 @@ class Provenance:
 def provenance(plan: Plan, problem: Problem | None) -> Provenance:
     """Say where the costs of a plan come from.
 
-    Parameters
-    ----------
-    problem
-        The costs of every node; None where only a plan file is at hand, which says one source for all.
+    `problem` has the costs of every node; None where only a plan file is at hand, which says one source for
+    all.
     """
     hardware = devices().get(plan.device)
     # A plan file may have been written by a version with other sources.

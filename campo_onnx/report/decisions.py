@@ -45,11 +45,8 @@ class Texts:
 def columns(plans: Sequence[Plan], problem: Problem | None) -> dict[str, Any]:
     """Write plans of one graph as columns, one entry a node.
 
-    Parameters
-    ----------
-    problem
-        The graph and its costs; None where only a plan file is at hand. Then nothing is said about
-        neighbours, shapes and sources of costs.
+    Without the `problem`, where only a plan file is at hand, nothing is said about neighbours, shapes and
+    sources of costs.
     """
     first = plans[0]
     number = {decision.node: index for index, decision in enumerate(first.decisions)}

@@ -18,10 +18,7 @@ CASTS = "casts"
 class FamilyRow:
     """One family of operators, all Casts, or the whole step.
 
-    Parameters
-    ----------
-    before, after
-        Bytes and launches; None where only a plan file is at hand.
+    Bytes and launches `before` and `after` are None where only a plan file is at hand.
     """
 
     name: str

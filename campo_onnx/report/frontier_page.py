@@ -14,11 +14,7 @@ from campo_onnx.wording import visible
 def frontier_page(frontiers: Sequence[Frontier], *, model: str, command: str = "") -> str:
     """Write the report of a frontier as HTML.
 
-    Parameters
-    ----------
-    frontiers
-        Every plan, for each format. Decisions of plans that were emulated can be looked at, in the format of
-        the fastest.
+    Decisions of plans that were emulated can be looked at, in the format of the fastest.
     """
     first = min(frontiers, key=lambda one: one.plans[0].point.time_us)
     shown = [one for one in first.plans if one.emulated_error is not None]

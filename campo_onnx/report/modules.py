@@ -27,13 +27,9 @@ class ModuleTree:
 def module_tree(scopes: Sequence[tuple[str, ...]], kinds: Sequence[str] = ()) -> ModuleTree:
     """Find the modules of a graph.
 
-    Parameters
-    ----------
-    scopes
-        Modules that each node is in, as :func:`campo_onnx.ir.origin.scope_in` gives them, in the order of
-        the graph.
-    kinds
-        Class of the module that each node is in; ``""``, or nothing at all, where it is unknown.
+    `scopes` are the modules that each node is in, as :func:`campo_onnx.ir.origin.scope_in` gives them, in the
+    order of the graph; `kinds` the classes of these modules, ``""``, or nothing at all, where they are
+    unknown.
 
     Notes
     -----

@@ -40,13 +40,9 @@ def plan_page(
 ) -> str:
     """Write the report of a plan as HTML.
 
-    Parameters
-    ----------
-    problem
-        The graph it is for and what its nodes cost; None where only a plan file is at hand. Then nothing
-        is said about shapes, neighbours and the sources of single costs.
-    moved
-        What the given step and the planned one launch and move; None where it is not known.
+    Without the `problem`, where only a plan file is at hand, nothing is said about shapes, neighbours and the
+    sources of single costs. `moved` is what the given step and the planned one launch and move, if that is
+    known.
     """
     errors = sorted(drift.items(), key=lambda row: (-row[1], row[0]))
     values = {

@@ -97,10 +97,7 @@ LOAD_SETTINGS = LoadSettings()
 class NodeTime:
     """Time of one executed node.
 
-    Parameters
-    ----------
-    nodes
-        Names of the ONNX nodes that it computes; empty for what the runtime added and no node consumes.
+    `nodes` are the ONNX nodes that it computes; none for what the runtime added and no node consumes.
     """
 
     nodes: tuple[str, ...]
@@ -122,10 +119,7 @@ class StepTimes:
 class Place(NamedTuple):
     """Type of the tensor at an address: its elements lie one after the other, the last axis fastest.
 
-    Parameters
-    ----------
-    processor, device_id
-        Whose memory it is: ``"cpu"`` or ``"cuda"``, and the number of the GPU.
+    The processor is ``"cpu"`` or ``"cuda"``, and the number that of the GPU.
     """
 
     name: str
@@ -141,10 +135,7 @@ class AddressedProgram(Protocol):
     def run(self, read_at: Sequence[int], written_at: Sequence[int]) -> None:
         """Run it once on memory that stays valid meanwhile; may be called from several threads.
 
-        Parameters
-        ----------
-        read_at, written_at
-            An address for each input and output; not 0, not even for empty ones.
+        Addresses are not 0, not even those of empty tensors.
         """
 
 
@@ -183,13 +174,8 @@ class Program(Protocol):
         """Bind every input, and outputs, by their names in the ONNX graph; return what runs one step.
 
         A program may be bound several times; bindings keep their tensors alive and are run one at a time. An
-        output that is left out is allocated by the runtime.
-
-        Raises
-        ------
-        campo_onnx.errors.UnsupportedModelError
-            If a name is missing, or a tensor does not fit. The step raises
-            :class:`~campo_onnx.errors.ModelError` if a node fails.
+        output that is left out is allocated by the runtime. UnsupportedModelError says that a name is
+        missing, or a tensor does not fit. The step raises ModelError if a node fails.
         """
 
     def placed(self, feeds: "Mapping[str, NDArray[Any]]") -> Step:
@@ -214,10 +200,7 @@ class Program(Protocol):
     ) -> StepTimes:
         """Time each executed node; only where the runtime ``traces_nodes``, once for each program.
 
-        Parameters
-        ----------
-        repeats, warmup
-            Steps that count, and those before them that do not.
+        `repeats` are steps that count, `warmup` those before them that do not.
         """
 
     def executed(self) -> Mapping[str, Precision]:
@@ -258,10 +241,7 @@ class Runtime(Protocol):
     def machine(self, processor: str, threads: int = 0) -> Machine:
         """Identify this machine, as timings are filed under it.
 
-        Parameters
-        ----------
-        threads
-            Threads of one node on a CPU; 0 takes all cores that this process may use.
+        `threads` are those of one node on a CPU; 0 takes all cores that this process may use.
         """
         raise self._refusal()
 

@@ -101,12 +101,8 @@ def times_us(runs: Mapping[str, Callable[[], None]]) -> dict[str, float]:
 def kept_choice(folder: Path | None, key: str) -> str:
     """Name of the runtime that :func:`keep_choice` left in a folder; empty without one.
 
-    Parameters
-    ----------
-    folder
-        Where choices are kept; None for nowhere.
-    key
-        What was measured, on which machine: letters and digits.
+    Choices are kept in `folder`, or nowhere. `key` says what was measured, on which machine, in letters and
+    digits.
     """
     if folder is None:
         return ""

@@ -58,17 +58,8 @@ def run_in_pieces(
 ) -> Outputs:
     """Run a graph once, node by node as it is written, and yield each output as soon as it is there.
 
-    A graph that fits into one piece, or whose tensors have no known sizes, runs as :func:`run` runs it.
-
-    Parameters
-    ----------
-    machine
-        Where to run it; on a GPU it is one piece.
-
-    Raises
-    ------
-    UsageError
-        If there is no room for it, in memory or on disk.
+    A graph that fits into one piece, or whose tensors have no known sizes, runs as :func:`run` runs it. On a
+    GPU it is one piece. UsageError says that there is no room for it, in memory or on disk.
     """
     pieces = [] if machine.is_gpu else _pieces(model, feeds, limits)
     if len(pieces) < 2:

@@ -60,10 +60,7 @@ class _Bounds(NamedTuple):
 class Spread:
     """Scale of made-up floating-point values.
 
-    Parameters
-    ----------
-    positive
-        Range of values that must be positive; within (0, 1) they pass for probabilities, too.
+    `positive` is the range of values that must be positive; within (0, 1) they pass for probabilities, too.
     """
 
     weights: float = 0.05  # standard deviation of values nobody asks anything of
@@ -79,16 +76,9 @@ def synthesize(
 ) -> Feeds:
     """Make up a value for every input of a graph.
 
-    Parameters
-    ----------
-    within
-        Lowest and highest value of some inputs. A range on one side of zero is taken for that of a mask:
-        most values lie at the end next to zero, and in every row one does.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If an input has no static shape, has a type without made-up values, or does not fit into memory.
+    `within` has the lowest and highest value of some inputs. A range on one side of zero is taken for that of
+    a mask: most values lie at the end next to zero, and in every row one does. UnsupportedModelError says
+    that an input has no static shape, has a type without made-up values, or does not fit into memory.
     """
     generator = np.random.default_rng(seed)
     scale = spread or Spread()
@@ -121,12 +111,8 @@ def _between(
 def read_feeds(path: Path, view: GraphView) -> Feeds:
     """Read inputs from an .npz file, one array per input.
 
-    Inputs the file does not name are an error, and so are arrays no input is called after.
-
-    Raises
-    ------
-    UsageError
-        If the file cannot be read, or names, shapes or types do not fit; the message lists them.
+    Inputs the file does not name are an error, and so are arrays no input is called after. UsageError says
+    that the file cannot be read, or lists names, shapes and types that do not fit.
     """
     refuse_special(path)
     try:

@@ -99,10 +99,7 @@ def end_of(first: int, shape: Sequence[int], elements: int) -> int:
 def nbytes_of(shape: Sequence[int], dtype: int) -> int:
     """Give the size of a tensor in memory.
 
-    Raises
-    ------
-    UnsupportedModelError
-        If its elements have no fixed size, or no memory holds them.
+    UnsupportedModelError says that elements have no fixed size, or that no memory holds them.
     """
     if not has_fixed_size(dtype):
         raise UnsupportedModelError(f"tensors of type {TensorProto.DataType.Name(dtype)} cannot be bound")

@@ -15,10 +15,7 @@ _TITLES = {DEFAULT: "ONNX Runtime", "openvino": "OpenVINO"}
 class Machine:
     """A processor and a runtime on it, with everything that changes how long a node takes.
 
-    Parameters
-    ----------
-    driver, cuda
-        Versions of driver and CUDA; ``""`` on a CPU.
+    Versions of `driver` and `cuda` are ``""`` on a CPU.
     """
 
     provider: str  # ``"cuda"`` or ``"cpu"``

@@ -46,10 +46,7 @@ class CpuKernels:
 class Overhead:
     """Constant times of nodes in a running step.
 
-    Parameters
-    ----------
-    kernels
-        Of a CPU, by the name of the hardware; ``"cpu"`` for any other.
+    `kernels` are those of a CPU, by the name of the hardware; ``"cpu"`` for any other.
     """
 
     launch_us: Assumption  # of one more kernel

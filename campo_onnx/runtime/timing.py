@@ -41,10 +41,7 @@ class Timing:
 class Effort:
     """Effort of a measurement.
 
-    Parameters
-    ----------
-    spin_s
-        How long runs that do not count go on, at least: the clock of a GPU that idles is low.
+    `spin_s` says how long runs that do not count go on, at least: the clock of a GPU that idles is low.
     """
 
     warmup: int = 2
@@ -77,10 +74,7 @@ def measure(step: Step, effort: Effort) -> Timing:
 def time_behind_another(step: Step) -> float:
     """Give the microseconds of the second of two steps: the first behind a pause is slower.
 
-    Parameters
-    ----------
-    step
-        A step that does not time itself.
+    The step is one that does not time itself.
     """
     step()
     began = time.perf_counter()
@@ -105,12 +99,8 @@ def slope(few: Step, many: Step, extra: int, effort: Effort) -> Timing:
 def copies_for(step_us: float, *, node_bytes: float, limit_bytes: float, target_us: float = 400.0) -> int:
     """Number of further copies of a node that make a measurable difference.
 
-    Parameters
-    ----------
-    node_bytes
-        What one copy reads and writes.
-    target_us
-        Difference aimed at: far above the clock and the jitter of a call.
+    One copy reads and writes `node_bytes`. The difference is to be `target_us`: far above the clock and the
+    jitter of a call.
 
     Examples
     --------

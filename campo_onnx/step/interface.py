@@ -82,13 +82,9 @@ class StepInterface:
     def first_state(self, start: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Return a value for every state input.
 
-        Optimizer state that is not given is zero, and moving averages begin as the parameters.
-
-        Raises
-        ------
-        UsageError
-            If a parameter or buffer is missing, a value is unknown or does not fit, or the count of updates
-            is negative.
+        Optimizer state that is not given is zero, and moving averages begin as the parameters. UsageError
+        says that a parameter or buffer is missing, a value is unknown or does not fit, or the count of
+        updates is negative.
         """
         averages = {n: p for n in self.state if n not in start and (p := step_naming.averaged(n)) in start}
         start = {**start, **{name: start[parameter] for name, parameter in averages.items() if parameter}}
@@ -129,21 +125,11 @@ def step_interface(
 ) -> StepInterface:
     """Tell state, feeds and metrics of a training step apart.
 
-    Parameters
-    ----------
-    pairs
-        State inputs to pair otherwise than by name: the output that holds the next value, or None
-        for a parameter that is frozen.
-    constants
-        Inputs with a value in the file, which nobody has to feed.
-
-    Raises
-    ------
-    UsageError
-        If `pairs` names something the graph does not have, or the graph has gradients and no update.
-    UnsupportedModelError
-        If state is left unpaired, two of a pair differ in type or shape, the graph updates
-        nothing, or a shape is unknown.
+    `pairs` are state inputs to pair otherwise than by name, with the output that holds the next value, or
+    None for a parameter that is frozen. `constants` are inputs with a value in the file, which nobody has to
+    feed. UsageError says that `pairs` names something the graph does not have, or that it has gradients and
+    no update; UnsupportedModelError that state is left unpaired, two of a pair differ in type or shape, the
+    graph updates nothing, or a shape is unknown.
     """
     interface = paired_interface(view, pairs, constants)
     if gradients_of(interface) and not any(map(step_naming.is_parameter, interface.next_value)):

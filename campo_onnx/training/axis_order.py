@@ -17,10 +17,8 @@ _ELEMENTWISE = frozenset({"Add", "Cast", "Div", "Mul", "Sum"})
 class Reading:
     """A reading of a parameter, or of a Cast of it.
 
-    Parameters
-    ----------
-    axes
-        How those of its views and Transposes lie that other nodes read, by tensor; perhaps the root's own.
+    `axes` say how those of its views and Transposes lie that other nodes read, by tensor; perhaps the root's
+    own.
     """
 
     root: str  # the parameter, or the result of the Cast

@@ -38,10 +38,7 @@ class BatchSizes:
     def of(self, batch: Mapping[str, Feed]) -> Sized:
         """Give the interface at the sizes of a batch, and the guard of its indices.
 
-        Raises
-        ------
-        UsageError
-            If its parts do not have the same sizes, or sizes at which the step does not hold.
+        UsageError says that its parts do not have the same sizes, or sizes at which the step does not hold.
         """
         if not self.ranges:
             return self.interface, self.guard

@@ -27,11 +27,8 @@ _EARLIER = "Restore an earlier one."
 class Checkpoint:
     """Everything needed to go on training as if nothing had happened.
 
-    Parameters
-    ----------
-    signature
-        Digest of names, types and shapes of the state, see
-        :attr:`campo_onnx.step.interface.StepInterface.signature`.
+    `signature` is a digest of names, types and shapes of the state, see
+    :attr:`campo_onnx.step.interface.StepInterface.signature`.
     """
 
     state: Mapping[str, NDArray[Any]]  # state tensors by the name of their graph input
@@ -44,10 +41,7 @@ class Checkpoint:
 def save_checkpoint(checkpoint: Checkpoint, target: Path) -> None:
     """Write a checkpoint beside its final place, then move it there.
 
-    Raises
-    ------
-    UsageError
-        If it cannot be written; an existing file is then as it was.
+    UsageError says that it cannot be written; an existing file is then as it was.
     """
     # safetensors keeps metadata as strings: each fact as JSON, the signature as it is.
     facts = to_plain(replace(checkpoint, state={}))
@@ -65,10 +59,7 @@ def save_checkpoint(checkpoint: Checkpoint, target: Path) -> None:
 def load_checkpoint(source: Path) -> Checkpoint:
     """Read a checkpoint.
 
-    Raises
-    ------
-    CheckpointError
-        If it is torn or damaged, by as little as a bit, or not a checkpoint of ours.
+    CheckpointError says that it is torn or damaged, by as little as a bit, or not a checkpoint of ours.
     """
     refuse_special(source)
     try:

@@ -17,12 +17,8 @@ from campo_onnx.runtime.timing import Step
 class FlatProgram:
     """Runs a graph whose inputs and outputs are flat tensors, in slices of others, and single numbers.
 
-    Parameters
-    ----------
-    model
-        The graph; every input and output without dimensions is a number.
-    loaded
-        The same graph, loaded before and bound to other places.
+    Every input and output of the model without dimensions is a number. `loaded` is the same graph, loaded
+    before and bound to other places.
     """
 
     def __init__(

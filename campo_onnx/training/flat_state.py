@@ -104,13 +104,8 @@ def flat_layout(
 ) -> FlatLayout:
     """Lay parameters one after the other, group by group.
 
-    Parameters
-    ----------
-    groups
-        A parameter belongs to the first group that holds it; the rest come first, as a segment of
-        their own.
-    orders
-        In which order the axes of a parameter lie, by name; as in its shape where none is given.
+    A parameter belongs to the first group that holds it; the rest come first, as a segment of their own.
+    `orders` say how the axes of a parameter lie, by name; as in its shape where none is given.
 
     Examples
     --------

@@ -160,10 +160,7 @@ class FlatUpdate:
     def run(self, lr: float, inverse: float) -> None:
         """Update weights and optimizer state in place.
 
-        Raises
-        ------
-        ModelError
-            If it fails; the weights are then lost.
+        ModelError says that it fails; the weights are then lost.
         """
         self._is_torn = True
         scale = {updates.GRAD_SCALE: inverse} if self._feeds_scale else {}

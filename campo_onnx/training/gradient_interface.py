@@ -20,11 +20,8 @@ _FLOAT = int(TensorProto.FLOAT)
 class GradientInterface:
     """A gradient graph's inputs and outputs, with what the update adds to them.
 
-    Parameters
-    ----------
-    step
-        The step as if graph and update were one: state, feeds and metrics are those that the same
-        network has when its update is in the graph, so that checkpoints fit both.
+    `step` is as if graph and update were one: state, feeds and metrics are those that the same network has
+    when its update is in the graph, so that checkpoints fit both.
     """
 
     step: StepInterface

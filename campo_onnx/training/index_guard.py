@@ -53,10 +53,7 @@ class _Use(NamedTuple):
 class IndexGuard:
     """Checks what is fed.
 
-    Parameters
-    ----------
-    depends_on_sizes
-        Whether the numbers that an index may hold are others at other sizes of the batch.
+    `depends_on_sizes` says whether the numbers that an index may hold are others at other sizes of the batch.
     """
 
     uses: tuple[_Use, ...]

@@ -19,10 +19,8 @@ MASTER, LOW = "master", "low"
 def flat_weights(view: GraphView) -> FlatWeights:
     """Find the weights that a session with an update of its own keeps in one buffer.
 
-    Raises
-    ------
-    UsageError
-        If the graph updates its weights itself, or gives no gradients: no such session takes it.
+    UsageError says that the graph updates its weights itself, or gives no gradients: no such session takes
+    it.
     """
     gradients = {step_naming.differentiated(name) for name in view.outputs}
     trained = {step_naming.parameter(name) for name in gradients if name is not None}
@@ -45,13 +43,8 @@ def _weights_of(layout: FlatLayout) -> FlatWeights:
 def with_low_weights(model: onnx.ModelProto, layout: FlatLayout) -> tuple[onnx.ModelProto, dict[str, str]]:
     """Let a gradient graph read FP16 weights instead of casting each.
 
-    Returns
-    -------
-    onnx.ModelProto
-        The same graph with a further input for each such weight, and without the Casts; the given one where
-        that would not pay.
-    dict
-        Name of the further input, by parameter.
+    Each such weight has a further input, whose name is given by parameter, and no Cast. The graph is the
+    given one where that would not pay.
     """
     names = {step_naming.parameter(name): name for name in layout.slices}
     casts: dict[str, onnx.NodeProto] = {}

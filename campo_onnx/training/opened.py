@@ -51,10 +51,7 @@ class OpenStep:
 class Opening:
     """A step that is yet to be loaded.
 
-    Parameters
-    ----------
-    state, update, pairs, dims, cuda_graph
-        As of :class:`~campo_onnx.training.session.TrainingSession`.
+    Fields are as of :class:`~campo_onnx.training.session.TrainingSession`.
     """
 
     imported: Imported
@@ -67,10 +64,8 @@ class Opening:
     def opened(self, provider: str, threads: int, runtime: str) -> OpenStep:
         """Load the step by a runtime, or by the fastest under ``"auto"``.
 
-        Raises
-        ------
-        campo_onnx.errors.CampoError
-            If the runtime does not run it; of several, if ONNX Runtime does not and no other does.
+        CampoError says that the runtime does not run it; of several, that ONNX Runtime does not and no other
+        does.
         """
         processor = processor_for(provider, runtime)
         if self.cuda_graph and processor == "cpu":

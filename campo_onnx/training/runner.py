@@ -72,10 +72,7 @@ class TensorsBySize:
 def refuse_another_batch(metrics: Arrays) -> None:
     """Take out what says whether a batch is as the export assumed, and refuse one that is not.
 
-    Raises
-    ------
-    UsageError
-        If it is not; the step must not be counted then.
+    The step must not be counted then.
     """
     for name in [name for name in metrics if step_naming.assumed(name) is not None]:
         if not metrics.pop(name):

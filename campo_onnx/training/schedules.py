@@ -48,10 +48,7 @@ def linear(peak: float, total: int, *, warmup: int = 0, floor: float = 0.0) -> S
 def stepped(first: float, milestones: Sequence[int], factor: float = 0.1) -> Schedule:
     """Multiply by `factor` at each milestone.
 
-    Parameters
-    ----------
-    first
-        Value before the first milestone.
+    `first` is the value before the first milestone.
 
     Examples
     --------

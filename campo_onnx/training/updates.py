@@ -48,16 +48,9 @@ def update_model(
 ) -> onnx.ModelProto:
     """Write the update of a flat tensor.
 
-    Parameters
-    ----------
-    tensor_of_row
-        Number of the parameter that each row belongs to; for LAMB, which looks at the norm of each.
-
-    Returns
-    -------
-    onnx.ModelProto
-        Inputs ``param``, ``grad``, the optimizer's slots and the numbers of :func:`update_numbers`;
-        outputs ``new_param`` and the new slots.
+    `tensor_of_row` has the number of the parameter that each row belongs to; for LAMB, which looks at the
+    norm of each. Inputs are ``param``, ``grad``, the optimizer's slots and the numbers of
+    :func:`update_numbers`; outputs ``new_param`` and the new slots.
     """
     g = _Flat(rows, target, tensor_of_row)
     weight, gradient = g.tensor(PARAMETER), g.tensor(GRADIENT)
@@ -89,16 +82,9 @@ def averaging_model(rows: int, decay: float, target: Target = "standard") -> onn
 def check_model(rows: int, *, clip_norm: float | None, finite: bool) -> onnx.ModelProto:
     """Write what is asked of all gradients together before an update.
 
-    Parameters
-    ----------
-    clip_norm
-        The largest norm that gradients may have together; None does not ask.
-
-    Returns
-    -------
-    onnx.ModelProto
-        Inputs ``grad`` and :data:`INVERSE`, the factor that unscales and averages; outputs
-        :data:`FINITE`, and :data:`NORM` and :data:`GRAD_SCALE` with clipping.
+    `clip_norm` is the largest norm that gradients may have together; None does not ask. Inputs are ``grad``
+    and :data:`INVERSE`, the factor that unscales and averages; outputs :data:`FINITE`, and :data:`NORM` and
+    :data:`GRAD_SCALE` with clipping.
     """
     g = _Flat(rows)
     gradient = g.tensor(GRADIENT)

@@ -35,17 +35,9 @@ def kept_as_read(
 ) -> tuple[onnx.ModelProto, dict[str, StoredForm]]:
     """Declare parameters and gradients as the graph reads and makes them.
 
-    Parameters
-    ----------
-    gradients
-        By input that holds a parameter: the output that holds its gradient, or None.
-
-    Returns
-    -------
-    onnx.ModelProto
-        The same computation with other shapes of inputs and outputs, and fewer Transposes and Reshapes.
-    dict
-        How a parameter is kept, by input; those that stay as they are declared are not there.
+    `gradients` has, by input that holds a parameter, the output that holds its gradient, or None. The
+    computation is the same, with other shapes of inputs and outputs, and fewer Transposes and Reshapes. With
+    it comes how a parameter is kept, by input; those that stay as they are declared are not there.
     """
     shapes = {name: view.shape(name) or () for name in gradients}
     sizes = {name: {i: n for i, n in enumerate(shape) if n > 1} for name, shape in shapes.items()}

@@ -20,11 +20,8 @@ MIXED = "ours, mixed"
 class GradientError:
     """Difference between the gradients of a step and those of torch in FP32, on the same weights and batch.
 
-    Parameters
-    ----------
-    worst
-        The same of the single gradient that is furthest off. Gradients smaller than a thousandth of the
-        largest count as that large: theirs is rounding.
+    `worst` is the same of the single gradient that is furthest off. Gradients smaller than a thousandth of
+    the largest count as that large: theirs is rounding.
     """
 
     name: str

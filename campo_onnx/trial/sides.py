@@ -55,10 +55,7 @@ class Sides:
     ) -> tuple[BenchResult, tuple[GradientError, ...]]:
         """Run the first step of each to compare its gradients, then let them take turns.
 
-        Raises
-        ------
-        KeyboardInterrupt
-            If the user ends it before the first round is complete.
+        A KeyboardInterrupt is passed on before the first round is complete.
         """
         of_torch, began = torch_steps(self.user, compiles=compiles), time.monotonic()
         errors, failures, exact = self._first_of_torch(of_torch)

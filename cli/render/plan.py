@@ -64,12 +64,8 @@ def print_report(
 ) -> None:
     """Print predicted times, casts, and what stayed FP32.
 
-    Parameters
-    ----------
-    moved
-        What the step launches and moves in FP32 and as planned; in full with --verbose.
-    as_given_us
-        Predicted step of the given file, where that is not FP32's.
+    `moved` is what the step launches and moves in FP32 and as planned, in full with --verbose; `as_given_us`
+    the predicted step of the given file, where that is not FP32's.
     """
     console, plan = stdout(), report.plan
     console.print(_headline(plan), style="bold")

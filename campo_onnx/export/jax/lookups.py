@@ -33,13 +33,9 @@ _BOOL = int(TensorProto.BOOL)
 class _Window:
     """A window into a tensor, and where indices put it.
 
-    Parameters
-    ----------
-    batching, index_batching
-        Axes that tensor and indices share.
-    mode
-        What becomes of a window that would reach out: it is moved inside, or read as the value to fill with
-        and not written at all, or promised not to occur.
+    `batching` and `index_batching` are axes that tensor and indices share. `mode` says what becomes of a
+    window that would reach out: it is moved inside, or read as the value to fill with and not written at all,
+    or promised not to occur.
     """
 
     shape: tuple[int, ...]  # of the tensor

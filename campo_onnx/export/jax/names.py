@@ -29,10 +29,7 @@ def check_arrays(tree: Any) -> None:
 def tensors_of(tree: Any) -> tuple[Any, Any]:
     """Part a tree into its tensors, and what becomes part of the graph: truth values and texts.
 
-    Returns
-    -------
-    tensors, fixed
-        Two trees like the given one, with None in the place of the other's leaves.
+    Both are like the given tree, with None in the place of the other's leaves.
     """
     tensors = jax.tree.map(lambda leaf: None if isinstance(leaf, bool | str) else leaf, tree)
     fixed = jax.tree.map(lambda leaf: leaf if isinstance(leaf, bool | str) else None, tree)

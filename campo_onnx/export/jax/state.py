@@ -15,10 +15,8 @@ from campo_onnx.step import naming as step_naming
 def first_state(parameters: Any, **others: Any) -> dict[str, NDArray[Any]]:
     """Give every leaf by the name of its input.
 
-    Parameters
-    ----------
-    others
-        Further trees of the state, by the key that the exported function has them under: ``buf``, ``opt``.
+    `others` are further trees of the state, by the key that the exported function has them under: ``buf``,
+    ``opt``.
 
     Examples
     --------

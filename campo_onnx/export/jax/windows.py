@@ -60,10 +60,7 @@ def _convolution(
 class _Laid:
     """Order of axes for a window: batch and channels first, then what the window covers.
 
-    Parameters
-    ----------
-    others, spatial
-        Axes that it does not cover, and axes that it does.
+    `others` are the axes that it does not cover, `spatial` those that it does.
     """
 
     others: tuple[int, ...]

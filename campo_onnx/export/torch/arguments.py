@@ -25,10 +25,7 @@ class _Place:
 class Arguments:
     """The arguments of one function.
 
-    Parameters
-    ----------
-    positional, keyword
-        Nested as they were given; in the place of each tensor, its name.
+    They are nested as they were given; in the place of each tensor is its name.
     """
 
     positional: tuple[Any, ...]
@@ -47,11 +44,8 @@ def arguments(
 ) -> Arguments:
     """Tell what a function gets.
 
-    Parameters
-    ----------
-    examples
-        A tensor, a sequence of arguments by position, or a mapping of arguments by name. Arguments may be
-        nested, and hold anything besides tensors, which is then part of what is exported.
+    Examples are a tensor, a sequence of arguments by position, or a mapping of arguments by name. Arguments
+    may be nested, and hold anything besides tensors, which is then part of what is exported.
     """
     if isinstance(examples, torch.Tensor):
         examples = (examples,)

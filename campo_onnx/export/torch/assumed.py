@@ -24,10 +24,8 @@ _MASKS = (torch.bool, torch.uint8)
 class Numbers(TorchDispatchMode):
     """Numbers that a step reads of its tensors, recorded or answered while the mode is active.
 
-    Parameters
-    ----------
-    recorded
-        Numbers that it read of the example, by place in the user's code, in order; None while it reads them.
+    `recorded` are those that it read of the example, by place in the user's code, in order; None while it
+    reads them.
     """
 
     def __init__(self, recorded: Mapping[str, Sequence[Any]] | None = None) -> None:

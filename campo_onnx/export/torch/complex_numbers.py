@@ -181,16 +181,9 @@ def without_complex(
 ) -> torch.fx.GraphModule:
     """Replace complex tensors by real ones.
 
-    Parameters
-    ----------
-    gm
-        A flat graph of static sizes; its nodes know their fake values. Changed: a complex input becomes what
-        ``torch.view_as_real`` gives.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If a result is complex, or an operation on complex tensors is not supported.
+    The graph is flat and of static sizes; its nodes know their fake values. It is changed: a complex input
+    becomes what ``torch.view_as_real`` gives. A complex result, or an operation on complex tensors that is
+    not supported, is an UnsupportedModelError.
     """
     parts: dict[torch.fx.Node, Any] = {}
     for node in list(gm.graph.nodes):

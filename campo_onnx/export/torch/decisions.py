@@ -48,11 +48,8 @@ class Decisions:
 def passing(func: Any, args: Sequence[Any], frame: FrameType) -> bool | None:
     """Give the truth value that the check passes with which a frame is at.
 
-    Returns
-    -------
-    bool or None
-        None where the condition is not a check: where passing it or not has other consequences than an
-        error or a warning.
+    None where the condition is not a check: where passing it or not has other consequences than an error or a
+    warning.
     """
     if frame.f_code is torch._check_tensor_all_with.__code__:
         return True

@@ -40,10 +40,8 @@ def exported_at_any_size(
 ) -> onnx.ModelProto:
     """Write a step whose sizes change.
 
-    Parameters
-    ----------
-    write
-        Writes a step at the sizes of its tensors and gives what was traced; told whether it is the first.
+    `write` writes a step at the sizes of its tensors and gives what was traced; it is told whether that is
+    the first.
     """
     tensors = step.inputs.tensors | step.targets.tensors
     axes, dims = _read(dynamic_shapes, tensors)

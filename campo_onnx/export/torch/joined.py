@@ -8,11 +8,8 @@ from campo_onnx.builder.value import Node, Value
 def joined_rectified(g: Graph, gradient: Value, x: Value) -> tuple[Node, Value] | None:
     """Find what a rectified tensor is joined to with others such that one mask serves all of them.
 
-    Returns
-    -------
-    tuple or None
-        The Slice that cuts the gradient of `x` out of a whole one, and the Concat of `x` and others that
-        this is the gradient of. None unless all of them are rectified and nobody else reads one.
+    The Slice cuts the gradient of `x` out of a whole one, which is that of a Concat of `x` and others. None
+    unless all of them are rectified and nobody else reads one.
     """
     cut = g.producer(gradient, "Slice")
     joined = _only_reader(g, x, "Concat")

@@ -74,10 +74,7 @@ def _same(now: Any, before: Any) -> bool:
 class Dice:
     """Random numbers that a graph cannot draw: Python's, NumPy's, and those of generators within reach.
 
-    Parameters
-    ----------
-    module, loss
-        Whose attributes and global names may hold generators.
+    Attributes of the module, and global names of both, may hold generators.
     """
 
     def __init__(self, module: torch.nn.Module, loss: Callable[..., Any]) -> None:

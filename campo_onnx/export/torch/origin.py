@@ -64,11 +64,8 @@ def _origin(meta: Mapping[str, Any]) -> Origin:
 def recorded_origins(module: torch.nn.Module) -> Iterator[Callable[[Any, str], None]]:
     """Record origins while the hooks on `module` and its children are in place.
 
-    Yields
-    ------
-    callable
-        ``claim(outputs, scope)``: everything that led to `outputs` and belongs to nobody yet
-        belongs to `scope`.
+    ``claim(outputs, scope)`` says that all that led to `outputs` and belongs to nobody yet belongs to
+    `scope`.
     """
     running = [""]
     claimed: set[Any] = set()

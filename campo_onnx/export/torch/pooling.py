@@ -223,12 +223,8 @@ def _resampling(
 ) -> list[Matrix]:
     """Give the matrices of all axes.
 
-    Parameters
-    ----------
-    mode
-        As ``torch.nn.functional.interpolate`` calls it on one axis.
-    how, named
-        Where the mode has it, ``align_corners``; then the scale of each axis, as far as they are given.
+    `mode` is as ``torch.nn.functional.interpolate`` calls it on one axis; `how` and `named` are
+    ``align_corners``, where the mode has it, then the scale of each axis, as far as they are given.
     """
     values = [*how, *named.values()]
     align_corners = values.pop(0) if mode in ("linear", "bicubic") else None

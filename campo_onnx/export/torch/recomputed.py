@@ -17,15 +17,8 @@ class Masks:
     def dropped(self, x: torch.Tensor, p: float, place: Hashable) -> torch.Tensor:
         """Drop elements of `x`.
 
-        Parameters
-        ----------
-        place
-            What tells this dropout from others.
-
-        Raises
-        ------
-        UnsupportedModelError
-            If it runs again, and which mask it had is not clear.
+        `place` tells this dropout from others. One that runs again, while it is not clear which mask it had,
+        is an UnsupportedModelError.
         """
         if not self.is_backward and not _is_checkpointed():
             return torch.native_dropout(x, p, train=True)[0]

@@ -26,15 +26,8 @@ from campo_onnx.step import naming as step_naming
 class Step:
     """A training step to be traced.
 
-    Parameters
-    ----------
-    module, loss
-        What runs, and ``loss(module(*inputs), *targets)``.
-    inputs, targets
-        What the module is called with, and what the loss gets besides the module's output.
-    recorded
-        Numbers that the step read of its example, which every batch is assumed to give; None where nothing is
-        assumed.
+    It runs ``loss(module(*inputs), *targets)``. `recorded` are numbers that the step read of its example,
+    which every batch is assumed to give; None where nothing is assumed.
     """
 
     module: torch.nn.Module

@@ -50,22 +50,10 @@ def trace(
 ) -> tuple[torch.fx.GraphModule, list[str], list[str]]:
     """Trace one step; the module is afterwards as it was.
 
-    Parameters
-    ----------
-    is_first
-        Whether the step may be another one the next time; False where that was looked at before, with tensors
-        of other sizes.
-
-    Returns
-    -------
-    graph_module, inputs, outputs
-        One placeholder per input; the names of inputs and outputs.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If the step fails, looks at the data to decide what to do, throws dice of its own, or would be
-        another one the next time.
+    `is_first` says whether the step may be another one the next time; False where that was looked at before,
+    with tensors of other sizes. The graph has one placeholder per input; the names of inputs and outputs come
+    with it. UnsupportedModelError says that the step fails, looks at the data to decide what to do, throws
+    dice of its own, or would be another one the next time.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     examples = step.state() | step.inputs.tensors | step.targets.tensors

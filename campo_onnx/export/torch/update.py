@@ -18,10 +18,7 @@ def updated(
 ) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
     """Update one parameter.
 
-    Parameters
-    ----------
-    count
-        The number of this update, from 1 on; None for an optimizer that does not ask for it.
+    `count` is the number of this update, from 1 on; None for an optimizer that does not ask for it.
     """
     numbers = update_equations.update_numbers(optimizer, lr, lr if count is None else count.double())
     singles = {name: number.float() for name, number in numbers.items()}

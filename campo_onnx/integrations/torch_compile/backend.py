@@ -41,10 +41,7 @@ _warned: set[str] = set()
 class Compiled:
     """One graph that torch.compile captured, and what runs in its place.
 
-    Parameters
-    ----------
-    tensors
-        Its inputs: parameters and buffers among them tell which model it belongs to.
+    Parameters and buffers among `tensors`, its inputs, tell which model it belongs to.
     """
 
     def __init__(

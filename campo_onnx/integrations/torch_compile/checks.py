@@ -42,10 +42,7 @@ def lift_checks(graph: torch.fx.Graph) -> list[tuple[str, Exception | None]]:
 def raise_failed(checks: Sequence[Check], value_of: Callable[[Any], torch.Tensor]) -> None:
     """Raise the error of the first check that fails; on CUDA it surfaces as eager's does.
 
-    Raises
-    ------
-    RuntimeError
-        With the message of the check, or the error that it is to raise.
+    RuntimeError has the message of the check, unless that says which error to raise.
     """
     for check in checks:
         verdict = value_of(check.result)

@@ -19,11 +19,8 @@ from campo_onnx.sizes.formulas import Sizes
 class Symbols:
     """The symbols in the sizes of a graph's inputs, and where to read what they stand for.
 
-    Parameters
-    ----------
-    read_at
-        For each the position among the arguments, and the axis of the tensor there; None for an argument
-        that is the number itself.
+    `read_at` has for each the position among the arguments, and the axis of the tensor there; None for an
+    argument that is the number itself.
     """
 
     names: tuple[Any, ...]  # symbols; none where all sizes are static
@@ -124,11 +121,8 @@ def drop_oldest(cache: OrderedDict[Sizes, Any], most: int) -> None:
 def concrete_graph(gm: torch.fx.GraphModule, symbols: Symbols, sizes: Sizes) -> torch.fx.GraphModule:
     """Copy a graph for given sizes.
 
-    Returns
-    -------
-    torch.fx.GraphModule
-        The same operations on static sizes. ``meta["position"]`` of a placeholder is its place among the
-        arguments; arguments that are numbers have none.
+    ``meta["position"]`` of a placeholder is its place among the arguments; arguments that are numbers have
+    none.
     """
     traced = _Static(dict(zip(symbols.names, sizes, strict=True)))
     graph = torch.fx.Graph()
@@ -198,10 +192,7 @@ def interface_of(
 ) -> torch.fx.GraphModule:
     """Leave out of a traced graph what its interface does not need.
 
-    Parameters
-    ----------
-    is_needed
-        Whether an operation stays; of others that something reads, the type stays.
+    `is_needed` says whether an operation stays; of others that something reads, the type stays.
     """
     graph = torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}

@@ -23,11 +23,8 @@ def _may_run_twice(op: OpKey) -> bool:
 class Cut:
     """Nodes of each half; some run in both.
 
-    Parameters
-    ----------
-    kept
-        Tensors that the backward half reads and does not compute, graph inputs among them, tangents not;
-        in the order of the graph.
+    `kept` are tensors that the backward half reads and does not compute, graph inputs among them, tangents
+    not; in the order of the graph.
     """
 
     forward: frozenset[str]
@@ -46,15 +43,9 @@ def cut(
     """Cut where the tensors in between are smallest.
 
     What the forward outputs need runs in the forward half, what depends on a tangent in the backward half;
-    all else is free: the mask of a ReLU can be computed before and kept in a quarter of the bytes. Casts
-    and what only moves elements may run in both halves.
-
-    Parameters
-    ----------
-    tangents
-        Its inputs that come with the backward pass.
-    input_bytes
-        What keeping another input costs; 0 for a weight, which is there anyway.
+    all else is free: the mask of a ReLU can be computed before and kept in a quarter of the bytes. Casts and
+    what only moves elements may run in both halves. `tangents` are inputs that come with the backward pass;
+    `input_bytes` says what keeping another input costs, which is 0 for a weight: it is there anyway.
     """
     late = _behind(view, tangents)
     early = _before(view, forward_outputs)

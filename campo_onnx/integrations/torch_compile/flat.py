@@ -90,10 +90,7 @@ def result_of(result: Result, argument: Any, output: Any) -> Any:
 class FlatGraph:
     """A graph of static sizes and its interface.
 
-    Parameters
-    ----------
-    checks
-        What it computes for torch to check, before anything else is done with the results.
+    `checks` are what it computes for torch to check, before anything else is done with the results.
     """
 
     gm: torch.fx.GraphModule  # ATen operations on tensors; placeholders and results lie as ONNX has them
@@ -166,12 +163,8 @@ def flatten(
 ) -> FlatGraph:
     """Take a graph's interface apart.
 
-    Parameters
-    ----------
-    gm
-        Of static sizes; changed.
-    names
-        What the inputs of the graph that torch.compile captured are called, by position.
+    The graph is of static sizes, and changed. `names` are those of the inputs of the graph that torch.compile
+    captured, by position.
     """
     draws = lift_random(gm) if drawn else []
     graph = gm.graph

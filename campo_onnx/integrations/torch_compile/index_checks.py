@@ -25,10 +25,7 @@ _MOST_STEPS = 64
 class IndexUse:
     """An index that an operation reads.
 
-    Parameters
-    ----------
-    lowest, size
-        The index lies from `lowest` up to, and not including, `size`.
+    The index lies from `lowest` up to, and not including, `size`.
     """
 
     index: torch.fx.Node
@@ -130,10 +127,8 @@ def index_uses(graph: torch.fx.Graph) -> list[IndexUse]:
 class IndexGuard:
     """Checks the indices that are made of a graph's arguments in a few steps.
 
-    Parameters
-    ----------
-    checks
-        Name of each index with what it must be, and the function of those arguments that gives the index.
+    `checks` have the name of each index with what it must be, and the function of those arguments that gives
+    it.
     """
 
     positions: tuple[int, ...] = ()  # which arguments are read; what is drawn comes after them
@@ -198,10 +193,7 @@ def guard_indices(
 ) -> IndexGuard:
     """Have each index of a graph checked: those that torch may make before it runs by a guard, others by it.
 
-    Parameters
-    ----------
-    graph
-        Of static sizes; changed where it checks indices itself.
+    The graph is of static sizes; it is changed where it checks indices itself.
     """
     few: list[tuple[IndexUse, frozenset[torch.fx.Node]]] = []
     for use in index_uses(graph):

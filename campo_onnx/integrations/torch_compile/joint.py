@@ -46,13 +46,7 @@ class JointGraph:
     """A joint graph, and the training steps made of it.
 
     The first sets of sizes have a graph each, the latest ones kept, until one of any sizes is learned.
-
-    Parameters
-    ----------
-    gm
-        As AOTAutograd traced it.
-    weights
-        Positions of arguments that live as long as the model.
+    `weights` are positions of arguments that live as long as the model.
     """
 
     def __init__(

@@ -17,10 +17,8 @@ aten = torch.ops.aten
 class Layout:
     """A tensor's place in memory.
 
-    Parameters
-    ----------
-    gaps
-        Strides where elements of others lie between; None where the tensor is dense. Such memory is copied.
+    `gaps` are strides where elements of others lie between; None where the tensor is dense. Such memory is
+    copied.
     """
 
     shape: tuple[int, ...]

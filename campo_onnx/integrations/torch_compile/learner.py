@@ -26,13 +26,9 @@ _FEWEST_CHECKS = 3
 class Learner:
     """Learns the graph of any sizes from the sizes that a training meets.
 
-    Parameters
-    ----------
-    plan
-        Plans a graph and loads it for some sizes; an exception says that it cannot run at any.
-    is_smooth
-        Whether all sizes in the graph are polynomials of its symbols. Where they are not, what holds at some
-        sizes may not hold between them, and each set is translated and compared.
+    `plan` plans a graph and loads it for some sizes; an exception says that it cannot run at any. `is_smooth`
+    says whether all sizes in the graph are polynomials of its symbols. Where they are not, what holds at some
+    sizes may not hold between them, and each set is translated and compared.
     """
 
     def __init__(self, plan: Callable[[AnySize, Sizes], Any], *, is_smooth: bool) -> None:

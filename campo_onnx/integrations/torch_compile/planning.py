@@ -102,13 +102,8 @@ def plan_graph(
 ) -> Planned:
     """Plan a graph and execute the plan.
 
-    Parameters
-    ----------
-    tangents
-        Inputs that come with the backward pass: the gradient of which output each is.
-    runtime
-        The runtime. ONNX Runtime cannot compute in low precision on a CPU: there the graph computes in
-        FP32 and rounds as planned.
+    `tangents` are inputs that come with the backward pass: the gradient of which output each is. ONNX Runtime
+    cannot compute in low precision on a CPU: there the graph computes in FP32 and rounds as planned.
     """
     fp32 = import_model(_with_handover(model, tangents), any_type=True)
     options = settings.options(provider, runtime)
@@ -142,11 +137,8 @@ def _refuse_unknown(view: GraphView, provider: str, runtime: str) -> None:
 def plan_any_size(graph: AnySize, tangents: Mapping[str, str], settings: Settings, provider: str) -> Planned:
     """Plan a graph of any sizes at those of its example.
 
-    Raises
-    ------
-    UnsupportedModelError
-        If the plan holds at those sizes only: it pads tensors, or stores a low version of a constant
-        that depends on sizes.
+    UnsupportedModelError says that the plan holds at those sizes only: it pads tensors, or stores a low
+    version of a constant that depends on sizes.
     """
     planned = plan_graph(graph.model, tangents, settings, provider)
     plan = planned.plan

@@ -19,10 +19,7 @@ def part_of(
 ) -> onnx.ModelProto:
     """Take some nodes out of a graph.
 
-    Parameters
-    ----------
-    planned
-        The whole graph; constants that depend on sizes become inputs, behind the others.
+    Constants that depend on sizes become inputs, behind the others.
     """
     whole = planned.imported.model
     inner = [node for node in whole.graph.node if nodes is None or node.name in nodes]
@@ -107,12 +104,8 @@ def rehearsed(
 ) -> Callable[[], None]:
     """Give what runs a program once on memory of its own: numbers from -1 to 1, indices of 0.
 
-    Parameters
-    ----------
-    planned
-        The graph, of static sizes and on a CPU.
-    program
-        A part of it; None where there is nothing to run.
+    The planned graph is of static sizes and on a CPU. `program` is a part of it; None where there is nothing
+    to run.
     """
     rng = np.random.default_rng(0)
 

@@ -43,11 +43,8 @@ def is_lifted(node: torch.fx.Node) -> bool:
 def lift_random(gm: torch.fx.GraphModule) -> list[Draw]:
     """Turn what a graph draws in its forward pass into inputs.
 
-    Returns
-    -------
-    list
-        How to draw each, in the order in which the graph would have drawn. ``meta["drawn"]`` of the new
-        placeholders, which come last, is the place in this list.
+    They come in the order in which the graph would have drawn. ``meta["drawn"]`` of the new placeholders,
+    which come last, is the place in this list.
     """
     graph = gm.graph
     drawings = [n for n in graph.nodes if n.op == "call_function" and is_lifted(n)]

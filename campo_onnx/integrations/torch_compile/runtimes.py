@@ -54,17 +54,10 @@ class RuntimeChoice:
     ) -> C:
         """Make a graph for the runtime that is to run it.
 
-        Parameters
-        ----------
-        key
-            What the graph is known by: made again, be it at other sizes, it gets the runtime that it had.
-        model
-            Gives the graph in FP32, by which the choice of an earlier process is found.
-
-        Raises
-        ------
-        campo_onnx.errors.CampoError
-            If no runtime takes it; or the one that is named does not, under ``fallback="error"``.
+        CampoError says that no runtime takes it; or that the one that is named does not, under
+        ``fallback="error"``. A graph of the same `key` that is made again, be it at other sizes, gets the
+        runtime that it had. `model` gives the graph in FP32, by which the choice of an earlier process is
+        found.
         """
         names = self._settings.runtimes(processor)
         if key in self._chosen:

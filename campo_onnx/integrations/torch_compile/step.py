@@ -26,12 +26,8 @@ class _Half(NamedTuple):
 class TrainingStep:
     """Forward and backward pass of a joint graph at one set of sizes.
 
-    Parameters
-    ----------
-    flat
-        The joint graph; its results are those of the forward pass, then the gradients.
-    primals
-        How many arguments the forward pass has; tangents come after them.
+    Results of the joint graph are those of the forward pass, then the gradients. `primals` counts the
+    arguments of the forward pass; tangents come after them.
     """
 
     def __init__(
@@ -137,12 +133,8 @@ class TrainingStep:
     def forward(self, arguments: Sequence[Any]) -> tuple[list[Any], list[torch.Tensor]]:
         """Run the forward pass.
 
-        Returns
-        -------
-        results
-            What it gives, in the order of the graph.
-        kept
-            What autograd is to keep: as :attr:`kept` says, then the memory in between.
+        Results are in the order of the graph. Autograd is to keep what :attr:`kept` says, then the memory in
+        between.
         """
         half, device = self._forward, self.flat.device
         buffer = torch.empty(self.buffer_bytes, dtype=torch.uint8, device=device)

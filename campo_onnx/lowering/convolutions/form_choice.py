@@ -32,10 +32,7 @@ Form = Callable[..., Value]
 def cheapest(g: Graph, forms: Mapping[Name, Form], values: Sequence[Value], device: Target) -> Name:
     """Choose a form.
 
-    Parameters
-    ----------
-    forms
-        By name; the first of equally fast ones is taken.
+    Of equally fast forms the first is taken.
     """
     chosen = g.choice(lambda: _cheapest(g, forms, values, device))
     if chosen not in forms:

@@ -26,10 +26,7 @@ gathering takes 300, of those of 6 x 6 440 and 200 (256 and 512 channels, two th
 class Geometry:
     """Strides, padding, dilation and groups of a kernel; one number per spatial axis.
 
-    Parameters
-    ----------
-    strides, pads, dilations
-        As in ONNX, but with equal padding at both ends.
+    Numbers are as in ONNX, but with equal padding at both ends.
     """
 
     strides: tuple[int, ...]
@@ -52,10 +49,7 @@ class Geometry:
 class Reading:
     """Elements that the taps read of an image along one axis.
 
-    Parameters
-    ----------
-    offsets
-        How far from there each tap reads; a single 0 where the taps move along the other image.
+    `offsets` say how far from there each tap reads; a single 0 where the taps move along the other image.
     """
 
     before: int

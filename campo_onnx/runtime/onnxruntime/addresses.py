@@ -12,10 +12,7 @@ from campo_onnx.runtime.onnxruntime.sessions import RUNTIME_ERRORS, failed_run
 class AddressedSession:
     """A session that is run on addresses, from any thread; one of them runs at a time.
 
-    Parameters
-    ----------
-    reads, writes
-        Its inputs and outputs, in the order in which :meth:`run` is given addresses.
+    `reads` and `writes` are its inputs and outputs, in the order in which :meth:`run` is given addresses.
     """
 
     spent_s: ClassVar[float] = 0.0

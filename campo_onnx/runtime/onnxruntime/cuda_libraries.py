@@ -23,10 +23,7 @@ _NAMES = ("cudart", "nvrtc", "cublasLt", "cublas", "curand", "cufft", "cudnn")
 def load_cuda_libraries() -> str:
     """Load what can be found, the surest place first.
 
-    Returns
-    -------
-    str
-        What onnxruntime could not find by itself and nothing else had either; ``""`` when it found all.
+    Gives what onnxruntime could not find by itself and nothing else had either; ``""`` when it found all.
     """
     missing = _preloaded_by_onnxruntime()
     if not missing:

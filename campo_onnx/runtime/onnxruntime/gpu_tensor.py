@@ -16,10 +16,8 @@ from campo_onnx.runtime.onnxruntime.installed import ort
 class GpuTensor:
     """A tensor at an address that never changes, so that bindings and captured graphs stay valid.
 
-    Parameters
-    ----------
-    memory
-        A value of bytes, which slices share: these are copied as they are, whatever the type of the elements.
+    `memory` is a value of bytes, which slices share: these are copied as they are, whatever the type of the
+    elements.
     """
 
     shape: tuple[int, ...]

@@ -29,10 +29,7 @@ _PROBES = 500  # launches that tell whether they are
 class Kernel:
     """Something the GPU did: a kernel, a copy, or a fill.
 
-    Parameters
-    ----------
-    start_ns, end_ns
-        When, by the profiler's clock.
+    Times go by the profiler's clock.
     """
 
     name: str
@@ -54,10 +51,7 @@ class Launch:
 class Window:
     """When the host worked on a node.
 
-    Parameters
-    ----------
-    start_ns, end_ns
-        When, by ONNX Runtime's clock. A node with a body (If, Loop) encloses the windows of its body.
+    Times go by ONNX Runtime's clock. A node with a body (If, Loop) encloses the windows of its body.
     """
 
     node: str
@@ -104,12 +98,8 @@ def join(
 ) -> Joined:
     """Give every kernel to the node that launched it.
 
-    Parameters
-    ----------
-    windows
-        What ONNX Runtime recorded: all steps, and none of the steps before the recording.
-    offset_ns
-        What to add to the profiler's clock to get ONNX Runtime's.
+    Windows are of all steps, and of none before the recording. `offset_ns` is added to the profiler's clock
+    to get ONNX Runtime's.
     """
     if not windows:
         raise ValueError("no window to join kernels to")
@@ -147,13 +137,9 @@ def align(
     """Find the offset between the two clocks from the order of events.
 
     The guess is kept when it puts every launch into a window. Else the first launch is tried at several
-    moments of one window after another; the offset wins that leaves the fewest launches outside, and of
-    equal ones that closest to the guess.
-
-    Parameters
-    ----------
-    guess_ns
-        An offset that was measured, or 0 for clocks that count from the same moment.
+    moments of one window after another; the offset wins that leaves the fewest launches outside, and of equal
+    ones that closest to the guess. `guess_ns` is an offset that was measured, or 0 for clocks that count from
+    the same moment.
     """
     launched_ns = _launched_ns(launches)
     launched = [kernel for kernel in kernels if kernel.correlation in launched_ns and not kernel.is_copy]
@@ -174,10 +160,7 @@ def align(
 def disagreement(joined: Joined, alone_us: Mapping[str, float]) -> str:
     """Say why a trace is not to be trusted; ``""`` when it is.
 
-    Parameters
-    ----------
-    alone_us
-        Some nodes that take long, timed alone.
+    `alone_us` has some nodes that take long, timed alone.
     """
     if not joined.nodes_us:
         return "no kernel was recorded"

@@ -56,15 +56,8 @@ def record(
 ) -> Joined:
     """Run some steps on the GPU and join their kernels to nodes.
 
-    Parameters
-    ----------
-    steps, warmup
-        Steps that count (ten at most), and those before them that do not.
-
-    Raises
-    ------
-    DeviceUnavailableError
-        If PyTorch is missing, was built without CUDA, or may not trace; the message says why.
+    `steps` count, ten at most; `warmup` steps before them do not. DeviceUnavailableError says that PyTorch is
+    missing, was built without CUDA, or may not trace.
     """
     profiler = _profiler()
     with temporary_folder() as workshop:
@@ -135,13 +128,8 @@ def read_trace(trace: Mapping[str, Any]) -> Recording:
 def read_windows(events: Sequence[Mapping[str, Any]], start_ns: int, *, skip: int = 0) -> tuple[Window, ...]:
     """Collect node windows from ONNX Runtime's profile.
 
-    Parameters
-    ----------
-    events
-        The parsed profile: whole microseconds since the profile began; the event of a step follows
-        those of its nodes.
-    start_ns
-        When the profile began, since the epoch (``InferenceSession.get_profiling_start_time_ns``).
+    Events are in whole microseconds since the profile began, at `start_ns` since the epoch; the event of a
+    step follows those of its nodes.
     """
     windows, step = [], 0
     for event in events:
@@ -165,15 +153,9 @@ def read_windows(events: Sequence[Mapping[str, Any]], start_ns: int, *, skip: in
 def clock_offset_ns(read_ns: Sequence[tuple[int, int]], markers_ns: Sequence[int]) -> int:
     """Offset from the profiler's clock to the system's, which ONNX Runtime uses.
 
-    Both count from the epoch, but the profiler converts its own ticks. The marker that was set
-    quickest tells the offset best.
-
-    Parameters
-    ----------
-    read_ns
-        The system's clock just before and just after each marker.
-    markers_ns
-        When each marker began, by the profiler's clock; 0 is returned if any is missing.
+    Both count from the epoch, but the profiler converts its own ticks. The marker that was set quickest tells
+    the offset best. `read_ns` is the system's clock just before and just after each marker, `markers_ns` the
+    beginning of each by the profiler's clock; the offset is 0 if any is missing.
     """
     if not markers_ns or len(read_ns) != len(markers_ns):
         return 0

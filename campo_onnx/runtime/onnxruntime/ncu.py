@@ -55,23 +55,10 @@ def count(
 ) -> tuple[Mapping[str, float] | None, ...]:
     """Read counters of one step of each model.
 
-    Parameters
-    ----------
-    models
-        Model files; they run one after another in one process, on made-up inputs.
-    metrics
-        What to read. :data:`DURATION` is read in any case: shares are weighted by it.
-
-    Returns
-    -------
-    tuple
-        For each model, its kernels summed up by :func:`totals`; None for one that did not run or
-        launched nothing.
-
-    Raises
-    ------
-    DeviceUnavailableError
-        If ``ncu`` is missing, may not read counters, fails or does not end; the message says why.
+    Models run one after another in one process, on made-up inputs. :data:`DURATION` is read whatever the
+    metrics are: shares are weighted by it. Gives for each model its kernels summed up by :func:`totals`; None
+    for one that did not run or launched nothing. DeviceUnavailableError says that ``ncu`` is missing, may not
+    read counters, fails or does not end.
     """
     program = shutil.which("ncu", path=os.pathsep.join([os.environ.get("PATH", ""), *_ALSO_IN]))
     if program is None:
@@ -123,10 +110,7 @@ def tensor_pipe_share(
 ) -> float | None:
     """Share of a step's GPU time in which the tensor pipes were busy, from 0 to 1.
 
-    Returns
-    -------
-    float or None
-        None where counters cannot be read; :func:`count` says why.
+    None where counters cannot be read; :func:`count` says why.
     """
     try:
         (counters,) = count([model_file], metrics=[TENSOR_PIPE], dims=dims, limit_s=limit_s)

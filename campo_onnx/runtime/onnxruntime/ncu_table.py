@@ -23,13 +23,8 @@ _POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
 class KernelCounters:
     """Counters of one kernel.
 
-    Parameters
-    ----------
-    name, grid
-        The kernel, and the grid it was launched on, as ``ncu`` writes them.
-    values
-        By metric, in nanoseconds, bytes, bytes per second, per cent and counts. A metric that could not
-        be read is missing.
+    Name and grid are as ``ncu`` writes them. Values go by metric, in nanoseconds, bytes, bytes per second,
+    per cent and counts; one that could not be read is missing.
     """
 
     name: str
@@ -68,10 +63,7 @@ def parse(text: str) -> tuple[KernelCounters, ...]:
 def divide(kernels: Sequence[KernelCounters]) -> tuple[tuple[KernelCounters, ...], ...]:
     """Split kernels by model: before each, the step process launches one kernel that is always the same.
 
-    Parameters
-    ----------
-    kernels
-        In the order in which they ran; the first one is such a mark.
+    They come in the order in which they ran; the first one is such a mark.
     """
     groups: list[list[KernelCounters]] = []
     for kernel in kernels:

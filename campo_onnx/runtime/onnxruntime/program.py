@@ -44,12 +44,8 @@ _TYPES = {
 class OnnxProgram:
     """A graph in a session of its own, which runs it node by node as it is written.
 
-    Parameters
-    ----------
-    model, processor, threads, folder, settings
-        As for :meth:`~campo_onnx.runtime.api.Runtime.load`.
-    trace_to
-        Prefix of the profile file, where the caller reads that itself.
+    Arguments are as for :meth:`~campo_onnx.runtime.api.Runtime.load`. `trace_to` is the prefix of the profile
+    file, where the caller reads that itself.
     """
 
     def __init__(

@@ -68,10 +68,7 @@ def session_options(
 ) -> ort.SessionOptions:
     """Make options under which a graph runs one node after another, as it is written.
 
-    Parameters
-    ----------
-    trace_to
-        Prefix of the profile file to write, or None for no profile.
+    `trace_to` is the prefix of the profile file to write, or None for no profile.
     """
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -103,16 +100,10 @@ def open_session(
 ) -> ort.InferenceSession:
     """Load a model on one provider.
 
-    Parameters
-    ----------
-    processor, threads, folder, settings
-        As for :meth:`~campo_onnx.runtime.api.Runtime.load`. ONNX Runtime would put a node it has no kernel
-        for on the CPU, and copy its tensors there and back, where not every node ``must_stay``.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If ONNX Runtime refuses the model, or runs a node of it elsewhere although it ``must_stay``.
+    Arguments are as for :meth:`~campo_onnx.runtime.api.Runtime.load`. ONNX Runtime would put a node it has no
+    kernel for on the CPU, and copy its tensors there and back, where not every node ``must_stay``.
+    UnsupportedModelError says that it refuses the model, or runs a node of it elsewhere although it
+    ``must_stay``.
     """
     options = session_options(processor, threads=threads, folder=folder, trace_to=trace_to)
     if not settings.spins:

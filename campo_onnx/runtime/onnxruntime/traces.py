@@ -38,15 +38,8 @@ def times_of(
 ) -> StepTimes:
     """Run a step some times under ONNX Runtime's profiler.
 
-    Parameters
-    ----------
-    session
-        A session that writes a profile; it ends here.
-
-    Raises
-    ------
-    KeyboardInterrupt
-        If the user ends it before the first step that counts; after that, what was traced is returned.
+    The session is one that writes a profile; it ends here. A KeyboardInterrupt is passed on before the first
+    step that counts; after that, what was traced is returned.
     """
     done, interrupted = 0, False
     try:
@@ -65,10 +58,7 @@ def times_of(
 def read_profiling(session: ort.InferenceSession) -> Any:
     """Read what a session has written about its nodes.
 
-    Raises
-    ------
-    UsageError
-        If it is not whole: ONNX Runtime does not say that a disk is full.
+    UsageError says that it is not whole: ONNX Runtime does not say that a disk is full.
     """
     try:
         return json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
@@ -83,10 +73,7 @@ def read_profiling(session: ort.InferenceSession) -> Any:
 def read_events(events: list[dict[str, Any]], *, skip: int = 0) -> StepTimes:
     """Collect times per node from profile events.
 
-    Parameters
-    ----------
-    events
-        The parsed profile; durations are whole microseconds.
+    Durations are whole microseconds.
     """
     nodes: dict[str, list[float]] = defaultdict(list)
     kernels: dict[str, str] = {}

@@ -21,11 +21,8 @@ _REMEMBERED = 16
 class AddressedRequest:
     """A request that is run on addresses, from any thread; one run at a time.
 
-    Parameters
-    ----------
-    reads, writes
-        Inputs and outputs in the order in which :meth:`run` is given addresses, with their positions in the
-        graph; None for an input that nothing reads.
+    Inputs and outputs are in the order in which :meth:`run` is given addresses, with their positions in the
+    graph; None for an input that nothing reads.
     """
 
     def __init__(

@@ -13,10 +13,7 @@ from campo_onnx.errors import UnsupportedModelError
 def write_beside(model: onnx.ModelProto, data: Path, folder: Path) -> Path:
     """Write a graph into a folder, and links to the files of its constants beside it.
 
-    Parameters
-    ----------
-    model
-        The graph; its constants refer to files below `data`.
+    Constants of the model refer to files below `data`.
     """
     locations = {ExternalDataInfo(c).location for c in model.graph.initializer if c.external_data}
     for location in sorted(locations):

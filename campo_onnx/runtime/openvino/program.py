@@ -40,17 +40,9 @@ _CACHED_NODES = 200  # fewer compile in less time than a file takes
 class OpenVinoProgram:
     """A loaded graph.
 
-    Parameters
-    ----------
-    traces
-        Whether nodes are to be timed: costs up to 3 % of a step.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If the plugin refuses the graph, or would not run it in the precisions that it is typed in.
-    DeviceUnavailableError
-        If the graph is of BF16 and the CPU has no units for it.
+    `traces` says whether nodes are to be timed, which costs up to 3 % of a step. UnsupportedModelError says
+    that the plugin refuses the graph, or would not run it in the precisions that it is typed in;
+    DeviceUnavailableError that it is of BF16 and the CPU has no units for it.
     """
 
     def __init__(

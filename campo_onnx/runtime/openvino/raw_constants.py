@@ -12,10 +12,7 @@ from campo_onnx.ir.sort import bodies, with_bodies
 def with_raw_constants(model: onnx.ModelProto) -> onnx.ModelProto:
     """Give a model in which every BF16 constant holds bytes; the model itself where all of them do.
 
-    Parameters
-    ----------
-    model
-        Any model; not changed. ONNX allows the bits of BF16 in ``int32_data``, one number each.
+    The model is not changed. ONNX allows the bits of BF16 in ``int32_data``, one number each.
     """
     if not any(map(_is_typed, _constants(model))):
         return model

@@ -58,10 +58,7 @@ def refused(error: Exception) -> UnsupportedModelError:
 def refuse_types(model: onnx.ModelProto, units: Container[str], cpu: str) -> None:
     """Refuse a graph whose types the plugin would not compute in.
 
-    Parameters
-    ----------
-    units
-        Types that the plugin computes in on this CPU: its property ``OPTIMIZATION_CAPABILITIES``.
+    `units` are types that the plugin computes in on this CPU: its property ``OPTIMIZATION_CAPABILITIES``.
     """
     if place := _first_of_type(model, TensorProto.FLOAT16):
         raise UnsupportedModelError(
@@ -98,10 +95,7 @@ def refuse_forms(model: onnx.ModelProto, folder: Path | None) -> None:
 def refuse_empty(model: onnx.ModelProto, graph: Any) -> None:
     """Refuse tensors without elements, of which the plugin makes one element, or crashes.
 
-    Parameters
-    ----------
-    graph
-        The same as an ``openvino.Model`` that was read. Constants without elements are scalars in it.
+    `graph` is the same as an ``openvino.Model`` that was read. Constants without elements are scalars in it.
     """
     empty = {constant.name for constant in model.graph.initializer if 0 in constant.dims}
     empty |= {n.output[0] for n in model.graph.node for a in n.attribute if 0 in a.t.dims}

@@ -21,10 +21,7 @@ _TILE_DEPTH = 32  # numbers in BF16 that a row of a tile of AMX holds
 def repair(graph: Any) -> None:
     """Write what the plugin gets wrong in a form that it gets right, in the bodies of a graph as well.
 
-    Parameters
-    ----------
-    graph
-        An ``openvino.Model``; changed in place. Names of nodes and tensors stay.
+    The ``openvino.Model`` is changed in place. Names of nodes and tensors stay.
     """
     for node in graph.get_ops():
         for body in _bodies(node):

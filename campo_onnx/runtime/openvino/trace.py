@@ -80,12 +80,8 @@ class Names:
 class Executed:
     """One node of the executed graph.
 
-    Parameters
-    ----------
-    computes
-        The one of them whose arithmetic has `precision`; empty where that cannot be told.
-    precision
-        Precision of its arithmetic; None where the plugin tells that of its input alone.
+    `computes` is the one of them whose arithmetic has `precision`; empty where that cannot be told. The
+    precision is None where the plugin tells that of its input alone.
     """
 
     name: str  # as counters of time call it
