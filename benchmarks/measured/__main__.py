@@ -235,9 +235,9 @@ def _network(key: str) -> str:
 
 def _learned(values: Mapping[str, Any], graphs: Path, corrected: Path | None) -> Any:
     """Compare models of costs on what was measured, and write a corrected calibration where one is wanted."""
+    from benchmarks.measured.factors import fit_in_step
     from benchmarks.measured.learning import learned, measured_plans
     from benchmarks.measured.plans import catalogued
-    from campo_onnx.calibrate.in_step import fit_in_step
     from campo_onnx.files import write_text
 
     entry = catalogued()
