@@ -188,7 +188,7 @@ def front_of(data: Facts) -> str:
     ratios = [row["over_fp32"]["optimal"]["median"] for row in data["rows"] if "optimal" in row["over_fp32"]]
     return (
         f"Training steps in BF16 run **{min(ratios):.1f} to {max(ratios):.1f} times as fast as in FP32**, "
-        f"measured on {data['machine']['cores']} cores of {data['machine']['cpu']} with OpenVINO, "
+        f"measured in OpenVINO on {data['machine']['cores']} cores of {data['machine']['cpu']}, "
         f"{data['made']['date']} ([all figures](../benchmarks/results/measured.md)):\n\n"
         f"![Throughput of each side over FP32](../benchmarks/results/{_PICTURE})"
     )

@@ -1,4 +1,4 @@
-"""Repairs of a graph that OpenVINO has read: forms that its plugin gets wrong, takes long for, or crashes on."""
+"""Repairs of a graph that OpenVINO has read: forms that its plugin gets wrong, or takes far too long for."""
 
 from collections.abc import Iterator
 from functools import cache
