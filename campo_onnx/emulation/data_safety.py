@@ -18,7 +18,7 @@ from campo_onnx.emulation.ranges import Range, ranges_of
 from campo_onnx.errors import CheckFailedError, UsageError
 from campo_onnx.ir.importer import Imported
 from campo_onnx.optimize.lists.oplists import OpClass
-from campo_onnx.optimize.passes import neighbours, taint
+from campo_onnx.optimize.passes import connected, taint
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.plan.reason import Reason, Verdict
 from campo_onnx.optimize.plan.rewrite import rewrite
@@ -119,12 +119,7 @@ def measure_safety(
         budget = most_drift(options.low)
     if not budget > 0:
         raise UsageError(f"the error budget is {budget:g}", remedy="Give a positive one, such as 1e-2.")
-    if imported.stamp is not None:
-        raise UsageError(
-            "the model is a result of campo-onnx already",
-            why="its precision is decided",
-            remedy="Give the FP32 file it was made from.",
-        )
+    imported.refuse_result()
     if not batches:
         raise UsageError("safety on data needs a batch", remedy="Give one with --inputs batch.npz.")
     for feeds in batches:
@@ -279,21 +274,11 @@ def _breaking(problem: Problem, ranges: Mapping[str, Range]) -> Iterator[tuple[s
 def _groups(problem: Problem) -> list[frozenset[str]]:
     """Connected groups of tainted free nodes, the most promising first."""
     tainted = {name for name in taint(problem.view, problem.classification) if problem.is_free(name)}
-    groups: list[frozenset[str]] = []
-    seen: set[str] = set()
-    for node in problem.view.nodes:
-        if node.name in seen or node.name not in tainted:
-            continue
-        group, pending = {node.name}, [node]
-        while pending:
-            for other in neighbours(pending.pop(), problem.view):
-                if other.name in tainted and other.name not in group:
-                    group.add(other.name)
-                    pending.append(other)
-        seen |= group
-        groups.append(frozenset(group))
     gains = problem.costs.nodes
-    return sorted(groups, key=lambda group: -sum(max(gains[name].gain_us, 0.0) for name in group))
+    return sorted(
+        connected(problem.view, tainted),
+        key=lambda group: -sum(max(gains[name].gain_us, 0.0) for name in group),
+    )
 
 
 def _refuse_unfinite(arrays: Feeds, what: str, why: str) -> None:

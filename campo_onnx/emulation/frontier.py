@@ -20,7 +20,6 @@ from campo_onnx.optimize.problem import Problem
 from campo_onnx.planning.frontier import (
     FrontierPlan,
     are_nested,
-    check_undecided,
     frontier_plans,
     least_error_within,
 )
@@ -111,7 +110,7 @@ def measured_frontier(
     most_emulated
         Plans that are emulated as a whole, spread over the frontier; the first and the last are among them.
     """
-    check_undecided(imported)
+    imported.refuse_result()
     with kept_in_cache(references_of(imported, batches)) as steps:
         sensitivities = measure_sensitivities(
             problem, steps, most_runs=most_runs, tell=lambda done, most: tell(done, most + most_emulated)
@@ -156,7 +155,7 @@ def chosen_plan(
     """
     if (most_error is None) == (most_us is None):
         raise ValueError("exactly one of most_error and most_us is to be set")
-    check_undecided(imported)
+    imported.refuse_result()
     with kept_in_cache(references_of(imported, batches)) as steps:
         sensitivities = measure_sensitivities(problem, steps, most_runs=most_runs, tell=tell)
         plans = frontier_plans(problem, imported, options, sensitivities.squared_errors)

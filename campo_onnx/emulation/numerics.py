@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.ir.domains import shorten_domains
 from campo_onnx.ir.inline import inline_functions
 from campo_onnx.ir.proto import replace_items
 from campo_onnx.ir.shapes import infer
-from campo_onnx.ir.sort import fresh, name_nodes, outer_reads, sort_nodes
+from campo_onnx.ir.sort import bodies, fresh, graphs_of, name_nodes, outer_reads, sort_nodes
 from campo_onnx.lowering.place import Place
 from campo_onnx.lowering.raise_opset import lower_opset
 from campo_onnx.ops.key import OpKey
@@ -198,11 +198,11 @@ def _rounding(source: str, target: str, name: str, taken: set[str]) -> list[Node
 
 
 def _refuse_bodies(node: NodeProto, dtypes: Mapping[str, int]) -> None:
-    bodies = [body for a in node.attribute for body in (a.g, *a.graphs) if body.node]
-    if not bodies:
+    graphs = [graph for body in bodies(node) for graph in graphs_of(body)]
+    if not graphs:
         return
     outside = (*node.input, *node.output, *outer_reads(node))
-    if any(is_low_dtype(dtypes.get(t)) for t in outside) or any(map(_makes_low, bodies)):
+    if any(is_low_dtype(dtypes.get(t)) for t in outside) or any(map(_states_low, graphs)):
         raise UnsupportedModelError(
             f"node {node.name!r} ({node.op_type}) computes in low precision inside a body",
             why="bodies of If, Loop and Scan are not emulated",
@@ -210,17 +210,12 @@ def _refuse_bodies(node: NodeProto, dtypes: Mapping[str, int]) -> None:
         )
 
 
-def _makes_low(body: GraphProto) -> bool:
-    """Whether a low tensor arises in a body: in a constant, a node that states its type, or further in."""
-    if any(is_low_dtype(tensor.data_type) for tensor in body.initializer):
-        return True
-    return any(_states_low(attribute) for node in body.node for attribute in node.attribute)
-
-
-def _states_low(attribute: AttributeProto) -> bool:
-    if attribute.name in ("to", "dtype") and is_low_dtype(attribute.i):
-        return True
-    return is_low_dtype(attribute.t.data_type) or any(map(_makes_low, (attribute.g, *attribute.graphs)))
+def _states_low(body: GraphProto) -> bool:
+    """Whether a low tensor arises in a body: in a constant, or in a node that states its type."""
+    attributes = [attribute for node in body.node for attribute in node.attribute]
+    stated = [attribute.i for attribute in attributes if attribute.name in ("to", "dtype")]
+    constants = [tensor.data_type for tensor in body.initializer]
+    return any(map(is_low_dtype, (*stated, *constants, *(attribute.t.data_type for attribute in attributes))))
 
 
 def drift(

@@ -76,6 +76,21 @@ class Imported:
     as_given: "Imported | None" = None
     low_as_given: frozenset[str] = frozenset()
 
+    def refuse_result(self) -> None:
+        """Find out before any work whether there is something to decide.
+
+        Raises
+        ------
+        UsageError
+            If the graph is a result of campo-onnx already.
+        """
+        if self.stamp is not None:
+            raise UsageError(
+                "the model is a result of campo-onnx already",
+                why="its precisions are decided",
+                remedy="Give the FP32 file it was made from.",
+            )
+
     @cached_property
     def digest(self) -> str:
         """Fingerprint of the whole graph: what its view holds, bodies of nodes, and every constant.

@@ -1,6 +1,7 @@
 """The walks that strategies are made of: taint, between, flood. Pure functions over node names."""
 
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.optimize.lists.classify import Classification
@@ -70,6 +71,16 @@ def between(view: GraphView, low: frozenset[str], may_pass: Callable[[str], bool
 def flood(view: GraphView, low: frozenset[str], may_pass: Callable[[str], bool]) -> frozenset[str]:
     """Find what can be reached from low nodes, up or down, through nodes that `may_pass`."""
     return _reach(view, low, may_pass, neighbours)
+
+
+def connected(view: GraphView, members: AbstractSet[str]) -> Iterator[frozenset[str]]:
+    """Yield the connected groups of some nodes, in the order of the graph."""
+    seen: set[str] = set()
+    for node in view.nodes:
+        if node.name in members and node.name not in seen:
+            group = flood(view, frozenset({node.name}), members.__contains__) | {node.name}
+            seen |= group
+            yield group
 
 
 def _reach(

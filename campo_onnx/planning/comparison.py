@@ -8,7 +8,6 @@ from pathlib import Path
 import onnx
 
 from campo_onnx.costs.table import CostTable
-from campo_onnx.errors import UsageError
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.optimize.lists.oplists import OpLists, preset
 from campo_onnx.optimize.plan.assemble import make_plan
@@ -136,12 +135,7 @@ def compare(
         If the graph is a result of campo-onnx already.
     """
     imported = import_model(source, options.dims)
-    if imported.stamp is not None:
-        raise UsageError(
-            "the model is a result of campo-onnx already",
-            why="no strategy would change it",
-            remedy="Compare on the FP32 file it was made from.",
-        )
+    imported.refuse_result()
     imported = form_for(imported, options)
     chosen = _rows(lists)
     problems = {

@@ -65,16 +65,6 @@ class FrontierPlan:
         return sum(site.new_cast(self.point.low) is not None for site in self.problem.sites.values())
 
 
-def check_undecided(imported: Imported) -> None:
-    """Find out before any work whether there is something to decide."""
-    if imported.stamp is not None:
-        raise UsageError(
-            "the model is a result of campo-onnx already",
-            why="its precisions are decided",
-            remedy="Give the FP32 file it was made from.",
-        )
-
-
 def frontier_plans(
     problem: Problem,
     imported: Imported,
@@ -91,7 +81,7 @@ def frontier_plans(
     squared_errors
         What each rounding adds to the squared error.
     """
-    check_undecided(imported)
+    imported.refuse_result()
     limits = pad_limits(imported, options)
     seen = with_padding(problem, options.target, limits) if options.pads else problem
     points = frontier(seen, squared_errors, tell)

@@ -1,10 +1,10 @@
 """Campo: four traverses that ask what a Cast costs (Campo, section 4.3)."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterator
 
 from campo_onnx.optimize.lists.oplists import OpClass
-from campo_onnx.optimize.passes import between, neighbours, taint
+from campo_onnx.optimize.passes import between, connected, neighbours, taint
 from campo_onnx.optimize.plan.reason import Reason, Verdict
 from campo_onnx.optimize.problem import Assignment, Problem
 from campo_onnx.optimize.strategies.listed import has_class, listed_verdicts
@@ -114,23 +114,12 @@ def traverse_4(problem: Problem, low: frozenset[str], tainted: frozenset[str]) -
     return Assignment(low=frozenset(low_now - low), verdicts=verdicts)
 
 
-def _clear_groups(problem: Problem, low: frozenset[str], tainted: frozenset[str]) -> Iterable[frozenset[str]]:
+def _clear_groups(problem: Problem, low: frozenset[str], tainted: frozenset[str]) -> Iterator[frozenset[str]]:
     """Yield connected groups of remaining clear nodes that touch a low node, in graph order."""
-
-    def remains(name: str) -> bool:
-        return name not in low and name not in tainted and has_class(problem, name, OpClass.CLEAR)
-
-    seen: set[str] = set()
-    for node in problem.view.nodes:
-        if node.name in seen or not remains(node.name):
-            continue
-        group, touches, pending = {node.name}, False, [node]
-        while pending:
-            for other in neighbours(pending.pop(), problem.view):
-                touches |= other.name in low
-                if other.name not in group and remains(other.name):
-                    group.add(other.name)
-                    pending.append(other)
-        seen |= group
-        if touches:
-            yield frozenset(group)
+    view, decided = problem.view, low | tainted
+    remaining = {
+        n.name for n in view.nodes if n.name not in decided and has_class(problem, n.name, OpClass.CLEAR)
+    }
+    for group in connected(view, remaining):
+        if any(other.name in low for name in group for other in neighbours(view.node[name], view)):
+            yield group
