@@ -35,28 +35,17 @@ _MICROSOFT_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorPro
 
 @dataclass(kw_only=True)
 class Graph:
-    """Nodes are added in topological order; one that computes what is there already is not added again.
-
-    Parameters
-    ----------
-    target
-        Where the graph is to run: what other operators it may have.
-    scope
-        Where the nodes being added come from; the first part of their names.
-    sizes_change
-        Whether the graph is to be the same at other sizes: then only numbers are computed now, no tables, and
-        no form is chosen by how long a sum is.
-    choices
-        Makes choices among forms in place of the graph, so that they are the same at other sizes.
-    drawn
-        Random numbers by what tells them from others, for translations that may meet a draw again.
-    """
+    """Nodes are added in topological order; one that computes what is there already is not added again."""
 
     opset: int
-    target: Target = "standard"
-    scope: str = ""
+    target: Target = "standard"  # where the graph is to run: what other operators it may have
+    scope: str = ""  # where the nodes being added come from; the first part of their names
+    # Whether the graph is to be the same at other sizes: then only numbers are computed now, no tables, and
+    # no form is chosen by how long a sum is.
     sizes_change: bool = False
+    # Random numbers by what tells them from others, for translations that may meet a draw again.
     drawn: dict[Hashable, Value] = field(default_factory=dict)
+    # Makes choices among forms in place of the graph, so that they are the same at other sizes.
     choices: Callable[[Callable[[], Any]], Any] | None = None
     _inputs: list[Value] = field(default_factory=list)
     _nodes: list[Node] = field(default_factory=list)

@@ -22,18 +22,12 @@ def _operator(op_type: str, *, turned: bool = False) -> "Callable[[Value, Value 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Value:
-    """A tensor of the graph; arithmetic and comparisons add nodes to it, and numbers take its type.
-
-    Parameters
-    ----------
-    constant
-        The value, where it is known at export.
-    """
+    """A tensor of the graph; arithmetic and comparisons add nodes to it, and numbers take its type."""
 
     name: str
     dtype: int
     shape: tuple[int, ...]
-    constant: NDArray[Any] | None = None
+    constant: NDArray[Any] | None = None  # the value, where it is known at export
     graph: Any = field(default=None, repr=False)  # that it was made in
 
     __array_ufunc__ = None  # numbers of NumPy leave arithmetic to us

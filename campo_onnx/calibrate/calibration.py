@@ -22,23 +22,15 @@ from campo_onnx.targets.target import Target
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """M_A (Eq. 3) on shapes kept out of the fit.
-
-    Parameters
-    ----------
-    general
-        Of one model for all operators.
-    with_counters
-        Of the model that reads hardware counters, too; None without one.
-    """
+    """M_A (Eq. 3) on shapes kept out of the fit."""
 
     shapes: int
     chosen: float
     by_method: Mapping[str, float]
-    general: float
+    general: float  # of one model for all operators
     roofline: float
     fp32: float
-    with_counters: float | None = None
+    with_counters: float | None = None  # of the model that reads hardware counters, too; None without one
 
     def __post_init__(self) -> None:
         """Refuse scores of nothing; make the mapping read-only."""
@@ -49,61 +41,41 @@ class Scores:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpEntry:
-    """Models and samples of one operator.
-
-    Parameters
-    ----------
-    model
-        Low-precision time from FP32 time (Eq. 2).
-    with_counters
-        Low-precision time from FP32 time for nodes whose hardware counters are known, too; None where
-        they could not be read for every shape.
-    """
+    """Models and samples of one operator."""
 
     op: str
     on_tensor_cores: bool
     method: str
-    model: OpModel
+    model: OpModel  # low-precision time from FP32 time (Eq. 2)
     time: TimeModel
     fitted: int
     scores: Scores
+    # Low-precision time from FP32 time for nodes whose hardware counters are known, too; None where they
+    # could not be read for every shape.
     with_counters: OpModel | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Cost models of one target in one precision.
-
-    Parameters
-    ----------
-    cast, cast_score
-        Eq. 1, and its M_A on sizes kept out of the fit.
-    cast_paper_score
-        M_A of Eq. 1 fitted as in the paper, to microseconds instead of shares.
-    host_us
-        Time of a node that only renames bytes.
-    entries
-        By operator, and by whether tensor cores take the node.
-    general, general_time
-        Models for operators that have none of their own.
-    in_step
-        What nodes take in a step, where that is not what they take alone; None where no steps were measured.
-    """
+    """Cost models of one target in one precision."""
 
     machine: Machine
     hardware: Hardware
     precision: Precision
     execution: Execution
+    # cast, cast_score: Eq. 1, and its M_A on sizes kept out of the fit.
     cast: CastModel
     cast_score: float
-    cast_paper_score: float
-    host_us: float
-    entries: tuple[OpEntry, ...]
+    cast_paper_score: float  # M_A of Eq. 1 fitted as in the paper, to microseconds instead of shares
+    host_us: float  # time of a node that only renames bytes
+    entries: tuple[OpEntry, ...]  # by operator, and by whether tensor cores take the node
+    # general, general_time: models for operators that have none of their own.
     general: OpModel
     general_time: TimeModel
     failures: Mapping[str, str]
     measured_at: str
     counters_refusal: str = ""
+    # What nodes take in a step, where that is not what they take alone; None where no steps were measured.
     in_step: InStep | None = None
 
     def __post_init__(self) -> None:

@@ -34,15 +34,10 @@ _ADDRESS = "node:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of machine in a cluster.
-
-    Parameters
-    ----------
-    resources
-        What Ray must set aside for a task to run on one of them, alone with its device.
-    """
+    """A kind of machine in a cluster."""
 
     machine: Machine
+    # What Ray must set aside for a task to run on one of them, alone with its device.
     resources: Mapping[str, float]
 
 

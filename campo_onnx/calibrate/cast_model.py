@@ -5,16 +5,10 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knee:
-    """A size from which each further element of a Cast takes longer.
-
-    Parameters
-    ----------
-    more_us
-        Microseconds that an element beyond it takes more than one before it.
-    """
+    """A size from which each further element of a Cast takes longer."""
 
     elements: int
-    more_us: float
+    more_us: float  # microseconds that an element beyond it takes more than one before it
 
     def __post_init__(self) -> None:
         """Refuse sizes and times below zero."""
@@ -26,19 +20,11 @@ class Knee:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CastModel:
-    """Time of a Cast by the number of elements: Eq. 1 of the Campo paper.
-
-    Parameters
-    ----------
-    c_i_us
-        Constant microseconds of one more node in the step (the paper's C_I).
-    knees
-        Sizes from which elements take longer; none in the paper.
-    """
+    """Time of a Cast by the number of elements: Eq. 1 of the Campo paper."""
 
     r_us: float
-    c_i_us: float
-    knees: tuple[Knee, ...] = ()
+    c_i_us: float  # constant microseconds of one more node in the step (the paper's C_I)
+    knees: tuple[Knee, ...] = ()  # sizes from which elements take longer; none in the paper
 
     def __post_init__(self) -> None:
         """Refuse times that are none; an infinite one says that no Cast pays."""

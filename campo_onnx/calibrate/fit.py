@@ -55,29 +55,19 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """Settings of a fit.
-
-    Parameters
-    ----------
-    relative
-        Whether errors count as shares of the measured time, as M_A counts them, rather than in
-        microseconds, where the largest nodes decide alone.
-    non_negative
-        Whether weights may not be negative: no event then makes a node faster, and predictions
-        stay sane outside the samples.
-    neighbours
-        Whether nothing is fitted, and the nearest samples predict.
-    process
-        Whether all samples predict, as a Gaussian process.
-    """
+    """Settings of a fit."""
 
     name: str
+    # Whether errors count as shares of the measured time, as M_A counts them, rather than in microseconds,
+    # where the largest nodes decide alone.
     relative: bool
+    # Whether weights may not be negative: no event then makes a node faster, and predictions stay sane
+    # outside the samples.
     non_negative: bool
     with_time: bool
     all_events: bool
-    neighbours: bool = False
-    process: bool = False
+    neighbours: bool = False  # whether nothing is fitted, and the nearest samples predict
+    process: bool = False  # whether all samples predict, as a Gaussian process
 
     @property
     def keeps_samples(self) -> bool:

@@ -28,20 +28,13 @@ class Part(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InStep:
-    """Times of nodes in a step, as multiples of their times alone.
+    """Times of nodes in a step, as multiples of their times alone."""
 
-    Parameters
-    ----------
-    factors
-        By value of :class:`Part`; a part that is missing has the factor 1.
-    error, error_alone
-        Mean relative error of predicted steps of graphs kept out of the fit, one graph at a time, with
-        factors and without.
-    """
-
-    factors: Mapping[str, float]
+    factors: Mapping[str, float]  # by value of Part; a part that is missing has the factor 1
     steps: int = 0
     graphs: int = 0
+    # error, error_alone: mean relative error of predicted steps of graphs kept out of the fit, one graph at a
+    # time, with factors and without.
     error: float = 0.0
     error_alone: float = 0.0
 

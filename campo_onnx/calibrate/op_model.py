@@ -15,32 +15,22 @@ _AT_LEAST = 1e-3  # of a distance, so that a sample that is met exactly does not
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpModel:
-    """Eq. 2: ``OP_LP = OP_FP32 * sum(w_i * PC_i) + sigma``.
-
-    Parameters
-    ----------
-    ratios
-        Least and largest OP_LP / OP_FP32 among the samples: a prediction does not leave them,
-        because a linear model knows nothing beyond. None for the paper's fit, which has no such
-        bounds.
-    samples
-        Where there are any, no sum predicts, but the ratios of the nearest samples, by the inverse of their
-        distances: each sample is its features' logarithms (of 1 plus the value) times `weights`, and
-        the logarithm of OP_LP / OP_FP32.
-    reach
-        Where it is above 0, all samples predict, as the mean of a Gaussian process of that length scale
-        (Matérn, 3/2): each sample ends with its coefficient, not with a ratio.
-    center
-        Logarithm of the ratio far from all samples.
-    """
+    """Eq. 2: ``OP_LP = OP_FP32 * sum(w_i * PC_i) + sigma``."""
 
     features: tuple[str, ...]
     weights: tuple[float, ...]
     sigma_us: float
+    # Least and largest OP_LP / OP_FP32 among the samples: a prediction does not leave them, because a linear
+    # model knows nothing beyond. None for the paper's fit, which has no such bounds.
     ratios: tuple[float, float] | None = None
+    # Where there are any, no sum predicts, but the ratios of the nearest samples, by the inverse of their
+    # distances: each sample is its features' logarithms (of 1 plus the value) times `weights`, and the
+    # logarithm of OP_LP / OP_FP32.
     samples: tuple[tuple[float, ...], ...] = ()
+    # Where it is above 0, all samples predict, as the mean of a Gaussian process of that length scale
+    # (Matérn, 3/2): each sample ends with its coefficient, not with a ratio.
     reach: float = 0.0
-    center: float = 0.0
+    center: float = 0.0  # logarithm of the ratio far from all samples
 
     def __post_init__(self) -> None:
         """Refuse models that cannot predict."""
@@ -101,19 +91,13 @@ def matern(distance: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeModel:
-    """FP32 time from what follows from shapes: ``sum(w_i * event_i) + constant``, times a ratio.
+    """FP32 time from what follows from shapes: ``sum(w_i * event_i) + constant``, times a ratio."""
 
-    Parameters
-    ----------
-    features, weights
-        Events and their weights in microseconds, none negative.
-    residual
-        Measured times over that sum, as samples nearby have it; None where the sum alone predicts better.
-    """
-
+    # features, weights: events and their weights in microseconds, none negative.
     features: tuple[str, ...]
     weights: tuple[float, ...]
     constant_us: float
+    # Measured times over that sum, as samples nearby have it; None where the sum alone predicts better.
     residual: OpModel | None = None
 
     def __post_init__(self) -> None:

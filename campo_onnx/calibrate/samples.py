@@ -28,18 +28,12 @@ SMALLEST_ELEMENTS = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """Number and size of an op's samples.
-
-    Parameters
-    ----------
-    seed
-        Of the generator; the same seed gives the same samples, whatever other ops are drawn.
-    """
+    """Number and size of an op's samples."""
 
     count: int
     largest_bytes: float
     largest_flops: float
-    seed: int = 0
+    seed: int = 0  # of the generator; the same seed gives the same samples, whatever other ops are drawn
 
 
 _PRODUCTS = ("MatMul", "Gemm", *GROUPED)

@@ -35,18 +35,11 @@ CHOICES = (CostSource.AUTO, CostSource.MEASURE, CostSource.MODEL, CostSource.DAT
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """Evidence beside the device's figures.
+    """Evidence beside the device's figures."""
 
-    Parameters
-    ----------
-    calibration
-        Of the device; None takes the user's own or the one that is shipped, if there is one.
-    store
-        Where measured times are looked up and kept; None measures without keeping.
-    """
-
+    # Of the device; None takes the user's own or the one that is shipped, if there is one.
     calibration: "Calibration | None" = None
     profile: "Profile | None" = None
-    store: "Store | None" = None
+    store: "Store | None" = None  # where measured times are looked up and kept; None measures without keeping
     threads: int = 0
     on_progress: Callable[[int, int], None] | None = None

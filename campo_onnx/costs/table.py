@@ -10,15 +10,10 @@ from campo_onnx.targets.target import Target
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCost:
-    """Time of one node in FP32 and in the low precision, without any Cast.
-
-    Parameters
-    ----------
-    fp32_us, low_us
-        Microseconds per step. ``low_us`` equals ``fp32_us`` for a node that cannot go low.
-    """
+    """Time of one node in FP32 and in the low precision, without any Cast."""
 
     node: str
+    # fp32_us, low_us: microseconds per step. `low_us` equals `fp32_us` for a node that cannot go low.
     fp32_us: float
     low_us: float
     on_tensor_cores: bool
@@ -32,22 +27,13 @@ class NodeCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostTable:
-    """Costs of one graph on one target.
-
-    Parameters
-    ----------
-    source
-        Where most of them come from; nodes say it of their own.
-    nodes
-        By node name; every node of the view is there.
-    basis
-        What they rest on: machine, software, date and accuracy of measurements, one sentence each.
-    """
+    """Costs of one graph on one target."""
 
     target: Target
-    source: CostSource
-    nodes: Mapping[str, NodeCost]
+    source: CostSource  # where most of them come from; nodes say it of their own
+    nodes: Mapping[str, NodeCost]  # by node name; every node of the view is there
     cast: CastModel
+    # What they rest on: machine, software, date and accuracy of measurements, one sentence each.
     basis: tuple[str, ...] = ()
 
     @property

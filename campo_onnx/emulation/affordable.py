@@ -18,20 +18,13 @@ _FLOPS_PER_S, _BYTES_PER_S, _DRAWN_BYTES_PER_S, _NODE_S = 2e10, 4e9, 2e8, 2e-4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """The first nodes of a step, and what it is predicted to cost to run them.
-
-    Parameters
-    ----------
-    of_nodes
-        Number of nodes of the whole step.
-    step_s, drawing_s
-        Seconds that one run takes, and drawing values for its inputs.
-    """
+    """The first nodes of a step, and what it is predicted to cost to run them."""
 
     step: Step
     nodes: int
-    of_nodes: int
+    of_nodes: int  # number of nodes of the whole step
     model: onnx.ModelProto
+    # step_s, drawing_s: seconds that one run takes, and drawing values for its inputs.
     step_s: float
     drawing_s: float
 

@@ -42,25 +42,18 @@ MOST_TRIALS = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSafety:
-    """Findings of data about a graph.
-
-    Parameters
-    ----------
-    released
-        Tainted nodes that are shown harmless together.
-    drift_before, drift_after
-        Relative error of every output against FP32, with the lists' taint and with the releases.
-    problem, plan
-        What was decided about with all this, and the plan, which was emulated.
-    """
+    """Findings of data about a graph."""
 
     forbidden: Mapping[str, Verdict]
-    released: frozenset[str]
+    released: frozenset[str]  # tainted nodes that are shown harmless together
     ranges: Mapping[str, Range]
+    # drift_before, drift_after: relative error of every output against FP32, with the lists' taint and with
+    # the releases.
     drift_before: Mapping[str, float]
     drift_after: Mapping[str, float]
     gain_us: float
     trials: int
+    # problem, plan: what was decided about with all this, and the plan, which was emulated.
     problem: Problem
     plan: Plan
 

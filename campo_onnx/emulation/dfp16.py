@@ -48,21 +48,11 @@ class Rounding(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fixed:
-    """A tensor in dynamic fixed point, by names of what makes it up.
+    """A tensor in dynamic fixed point, by names of what makes it up."""
 
-    Parameters
-    ----------
-    integers
-        Held as FP32.
-    scale
-        A power of two.
-    spoiled
-        NaN where the tensor held infinity or NaN, else 0.
-    """
-
-    integers: str
-    scale: str
-    spoiled: str
+    integers: str  # held as FP32
+    scale: str  # a power of two
+    spoiled: str  # NaN where the tensor held infinity or NaN, else 0
 
 
 def emulate_dfp16(

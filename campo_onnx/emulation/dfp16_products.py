@@ -17,29 +17,18 @@ _CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
-    """A product, cut along the axis that it sums over.
-
-    Parameters
-    ----------
-    axes
-        That axis, in the first and the second factor.
-    length, count
-        Indices in a block, and how many blocks there are.
-    alpha, beta
-        Factors of the product and of what is added to it.
-    added
-        What is added to it; ``""`` if nothing is.
-    is_per_channel, spatial
-        Whether that is a value a channel, of so many spatial axes.
-    """
+    """A product, cut along the axis that it sums over."""
 
     node: NodeProto
-    axes: tuple[int, int]
+    axes: tuple[int, int]  # that axis, in the first and the second factor
+    # length, count: indices in a block, and how many blocks there are.
     length: int
     count: int
+    # alpha, beta: factors of the product and of what is added to it.
     alpha: float = 1.0
     beta: float = 1.0
-    added: str = ""
+    added: str = ""  # what is added to it; `""` if nothing is
+    # is_per_channel, spatial: whether that is a value a channel, of so many spatial axes.
     is_per_channel: bool = False
     spatial: int = 0
 

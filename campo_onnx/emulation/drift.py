@@ -58,24 +58,15 @@ class Reference:
     of the gradient of a key's bias, which is zero but for rounding, and much of the gradients of a
     deep network at random weights. What FP32 loses shows when inputs change in their last bit. The
     error of such an output is held against that loss, or against the size of all outputs of its kind.
-
-    Parameters
-    ----------
-    model
-        The FP32 graph, random nodes seeded.
-    earlier
-        By output, the inputs that it may be a new version of
-        (:func:`campo_onnx.optimize.safety.earlier_versions`).
-    computed
-        What the step makes of the batch, where it has been run already.
     """
 
-    model: onnx.ModelProto
+    model: onnx.ModelProto  # the FP32 graph, random nodes seeded
     feeds: Arrays
+    # By output, the inputs that it may be a new version of (earlier_versions).
     earlier: Mapping[str, tuple[str, ...]]
     machine: Machine
     folder: Path | None = None
-    computed: Arrays | None = None
+    computed: Arrays | None = None  # what the step makes of the batch, where it has been run already
 
     @cached_property
     def outputs(self) -> Arrays:

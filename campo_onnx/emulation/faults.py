@@ -62,34 +62,20 @@ _PIECES = Limits(piece_bytes=128 << 20, held_bytes=256 << 20)
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A step as it is probed.
+    """A step as it is probed."""
 
-    Parameters
-    ----------
-    model
-        The FP32 step, or its first nodes; random nodes seeded.
-    view
-        The nodes of `model`, and every tensor of the step.
-    earlier
-        By output of `model`, the inputs that it may be a new version of.
-    scale
-        The scalar input that scales the loss; None for a step without one.
-    gradients
-        Outputs behind the loss. They sum up terms of either sign, and count in view of what FP32 loses there.
-    ill_scaled
-        Tensors behind low gradients that nothing scales. They underflow, of which the command line warns:
-        only finiteness counts.
-    """
-
-    model: onnx.ModelProto
-    view: GraphView
+    model: onnx.ModelProto  # the FP32 step, or its first nodes; random nodes seeded
+    view: GraphView  # the nodes of `model`, and every tensor of the step
     ports: Mapping[str, Ports]
     low: Precision
-    earlier: Mapping[str, tuple[str, ...]]
+    earlier: Mapping[str, tuple[str, ...]]  # by output of `model`, the inputs that it may be a new version of
     machine: Machine
     folder: Path | None = None
-    scale: str | None = None
+    scale: str | None = None  # the scalar input that scales the loss; None for a step without one
+    # Outputs behind the loss. They sum up terms of either sign, and count in view of what FP32 loses there.
     gradients: frozenset[str] = frozenset()
+    # Tensors behind low gradients that nothing scales. They underflow, of which the command line warns: only
+    # finiteness counts.
     ill_scaled: frozenset[str] = frozenset()
 
     @cached_property
@@ -148,21 +134,15 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """Difference of a step with some low nodes from the FP32 step on one batch.
-
-    Parameters
-    ----------
-    unfinite
-        Tensors that are not finite in places where those of FP32 are, in the order of the graph.
-    integers
-        By tensor of whole numbers, the share that differs, where any does.
-    errors, conditioned
-        By floating-point output its relative error; and, beyond the limit, that in view of what FP32 loses.
-    """
+    """Difference of a step with some low nodes from the FP32 step on one batch."""
 
     failure: str = ""
+    # Tensors that are not finite in places where those of FP32 are, in the order of the graph.
     unfinite: tuple[str, ...] = ()
+    # By tensor of whole numbers, the share that differs, where any does.
     integers: Mapping[str, float] = field(default_factory=dict)
+    # errors, conditioned: by floating-point output its relative error; and, beyond the limit, that in view of
+    # what FP32 loses.
     errors: Mapping[str, float] = field(default_factory=dict)
     conditioned: Mapping[str, float] = field(default_factory=dict)
 

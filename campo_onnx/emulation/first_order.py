@@ -42,21 +42,13 @@ _CONTRADICTS = 1e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstOrder:
-    """A step with gradients, which tells two numbers of each rounding for a direction.
+    """A step with gradients, which tells two numbers of each rounding for a direction."""
 
-    Parameters
-    ----------
-    model
-        The graph: the step, its gradients, and as outputs ``g . d`` and ``sum g^2 d^2`` of each rounding.
-    outputs
-        Names of the two, by rounding; a rounding that reaches no output is not there.
-    directions
-        The input that has the direction of an output, by output.
-    """
-
+    # The graph: the step, its gradients, and as outputs `g . d` and `sum g^2 d^2` of each rounding.
     model: ModelProto
+    # Names of the two, by rounding; a rounding that reaches no output is not there.
     outputs: Mapping[Rounding, tuple[str, str]]
-    directions: Mapping[str, str]
+    directions: Mapping[str, str]  # the input that has the direction of an output, by output
 
     @property
     def digest(self) -> str:

@@ -51,20 +51,14 @@ _GROUPS = 16  # of nodes that are wrong only together, whose effect is looked at
 
 @dataclass(frozen=True, kw_only=True)
 class Probed:
-    """Result of :func:`probe`.
-
-    Parameters
-    ----------
-    why_not
-        Why nothing was run, or why a batch was left out; ``""`` if every batch ran.
-    """
+    """Result of :func:`probe`."""
 
     optimized: Optimized
     coverage: float
     batches: tuple[str, ...] = ()
     fp32: Mapping[str, Verdict] = field(default_factory=lambda: MappingProxyType({}))
     trials: int = 0
-    why_not: str = ""
+    why_not: str = ""  # why nothing was run, or why a batch was left out; `""` if every batch ran
 
     @property
     def summary(self) -> str:

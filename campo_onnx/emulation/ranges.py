@@ -25,23 +25,16 @@ _STATISTICS = ("largest", "sum", "lost", "over", "flushed", "subnormal", "nonzer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """Magnitudes of one tensor over some batches, and what a low precision loses of them.
+    """Magnitudes of one tensor over some batches, and what a low precision loses of them."""
 
-    Parameters
-    ----------
-    largest
-        Largest magnitude; infinite or NaN where the FP32 step is.
-    overflow_share, flushed_share, subnormal_share
-        Shares of its nonzero values that overflow, become zero, or keep fewer bits.
-    lost_mass
-        Sum of the magnitudes that become zero, over the sum of all magnitudes: small values beside
-        large ones do not count for more than they weigh.
-    """
-
-    largest: float
+    largest: float  # largest magnitude; infinite or NaN where the FP32 step is
+    # overflow_share, flushed_share, subnormal_share: shares of its nonzero values that overflow, become zero,
+    # or keep fewer bits.
     overflow_share: float
     flushed_share: float
     subnormal_share: float
+    # Sum of the magnitudes that become zero, over the sum of all magnitudes: small values beside large ones
+    # do not count for more than they weigh.
     lost_mass: float
 
     def merged(self, other: "Range") -> "Range":

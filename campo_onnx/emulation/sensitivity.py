@@ -53,24 +53,16 @@ _MOST_BANDS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sensitivities:
-    """Errors of single roundings.
+    """Errors of single roundings."""
 
-    Parameters
-    ----------
-    squared_errors
-        By rounding, what it adds to the squared error alone
-        (:meth:`campo_onnx.emulation.drift.Reference.squared_error_of`), the mean over the batches.
-    together
-        Roundings that were measured together with others, for want of runs; each bears a share of what was
-        measured, as large as first order says, or an equal one where it says nothing.
-    directions
-        Steps with gradients that it took besides; 0 where first order was not needed, or an operator has no
-        rule.
-    """
-
+    # By rounding, what it adds alone to the squared error of `Reference.squared_error_of`: the mean over batches.
     squared_errors: Mapping[Rounding, float]
+    # Roundings that were measured together with others, for want of runs; each bears a share of what was
+    # measured, as large as first order says, or an equal one where it says nothing.
     together: int
     runs: int
+    # Steps with gradients that it took besides; 0 where first order was not needed, or an operator has no
+    # rule.
     directions: int = 0
 
     def __post_init__(self) -> None:
@@ -162,18 +154,12 @@ def runs_for(view: GraphView, batches: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Some roundings, their squared error together, and what it is estimated to be.
-
-    Parameters
-    ----------
-    least
-        Squared error by which the estimate may be wrong.
-    """
+    """Some roundings, their squared error together, and what it is estimated to be."""
 
     roundings: Sequence[Rounding]
     error: float
     estimate: float | None
-    least: float
+    least: float  # squared error by which the estimate may be wrong
 
     @property
     def gap(self) -> float:

@@ -33,20 +33,13 @@ step of three layers.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simplified:
-    """Result of :func:`simplify`.
+    """Result of :func:`simplify`."""
 
-    Parameters
-    ----------
-    model
-        The graph, cleaned up. External data stays where the given model has it.
-    was_run
-        Whether both were run on the same values and compared; a graph that draws random numbers is not, since
-        it would draw others.
-    """
-
-    model: onnx.ModelProto
+    model: onnx.ModelProto  # the graph, cleaned up. External data stays where the given model has it.
     nodes_before: int
     nodes_after: int
+    # Whether both were run on the same values and compared; a graph that draws random numbers is not, since
+    # it would draw others.
     was_run: bool
 
 

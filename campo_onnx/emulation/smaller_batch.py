@@ -29,16 +29,12 @@ MOST_NODES = 16_384
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A graph as it is run on data.
-
-    Parameters
-    ----------
-    rows, of_rows
-        Size of the batch that is run, and of the one that was given; equal where the graph is as it was.
-    """
+    """A graph as it is run on data."""
 
     model: ModelProto
     view: GraphView
+    # rows, of_rows: size of the batch that is run, and of the one that was given; equal where the graph is as
+    # it was.
     rows: int = 0
     of_rows: int = 0
 

@@ -17,14 +17,9 @@ from campo_onnx.ir.view import GraphView, TensorInfo
 
 @dataclass(frozen=True, kw_only=True)
 class Body:
-    """A body with its view and its constants.
+    """A body with its view and its constants."""
 
-    Parameters
-    ----------
-    graph
-        The body with named nodes, and what it reads from outside as further inputs or constants.
-    """
-
+    # The body with named nodes, and what it reads from outside as further inputs or constants.
     graph: GraphProto
     view: GraphView
     constants: Mapping[str, TensorProto]

@@ -46,18 +46,12 @@ def read_instead(node: gs.Node, position: int, tensor: gs.Tensor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """One node of an edited graph: what it reads and makes.
-
-    Parameters
-    ----------
-    added
-        The node itself where the given graph has none of that name.
-    """
+    """One node of an edited graph: what it reads and makes."""
 
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    added: onnx.NodeProto | None
+    added: onnx.NodeProto | None  # the node itself where the given graph has none of that name
 
 
 def take_apart(

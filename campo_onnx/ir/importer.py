@@ -37,43 +37,26 @@ from campo_onnx.ops.precision import is_low_dtype
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
-    """A model ready to be planned and rewritten.
+    """A model ready to be planned and rewritten."""
 
-    Parameters
-    ----------
-    model
-        The normalized model; external data is not loaded.
-    constants
-        Initializers and outputs of Constant nodes by name; their bytes may lie outside. Those
-        that are graph inputs as well are not constant and not among them.
-    folder
-        Where external data lies; None for a model that was passed in memory.
-    data_files
-        Files beside the given model that hold its tensors: nothing may be written over them.
-    stamp
-        What an earlier run of campo-onnx wrote into this very graph, or None.
-    converted_from
-        The version of the standard operators that the given model used, where it was too old to be
-        planned as it is and was converted; None where it was not.
-    given
-        The graph before it was lowered for a target (:mod:`campo_onnx.lowering`); None where it was not.
-    as_given
-        The graph before what it computed in low precision was raised (:mod:`campo_onnx.lowering.widen`); None
-        where nothing was.
-    low_as_given
-        Nodes that compute in low precision in that graph, of the format to plan in.
-    """
-
-    model: onnx.ModelProto
+    model: onnx.ModelProto  # the normalized model; external data is not loaded
     view: GraphView
+    # Initializers and outputs of Constant nodes by name; their bytes may lie outside. Those that are graph
+    # inputs as well are not constant and not among them.
     constants: Mapping[str, TensorProto] = field(default_factory=dict)
-    folder: Path | None = None
+    folder: Path | None = None  # where external data lies; None for a model that was passed in memory
+    # Files beside the given model that hold its tensors: nothing may be written over them.
     data_files: frozenset[Path] = frozenset()
-    stamp: Stamp | None = None
+    stamp: Stamp | None = None  # what an earlier run of campo-onnx wrote into this very graph, or None
+    # The version of the standard operators that the given model used, where it was too old to be planned as
+    # it is and was converted; None where it was not.
     converted_from: int | None = None
+    # The graph before it was lowered for a target; None where it was not.
     given: "Imported | None" = None
     passes: tuple[str, ...] = ()
+    # The graph before what it computes in low precision was raised (`lowering/widen.py`); None if nothing was.
     as_given: "Imported | None" = None
+    # Nodes that compute in low precision in that graph, of the format to plan in.
     low_as_given: frozenset[str] = frozenset()
 
     def refuse_result(self) -> None:

@@ -23,21 +23,11 @@ _LIBRARY = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python\d")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Place in the user's program that a node comes from.
+    """Place in the user's program that a node comes from."""
 
-    Parameters
-    ----------
-    module
-        Path of the module, ``layers.2.fc2``; ``""`` where the file does not say.
-    kind
-        Class of the module, ``Linear``.
-    source
-        Innermost line of the user's own, ``model.py:5: return self.fc2(x)``.
-    """
-
-    module: str = ""
-    kind: str = ""
-    source: str = ""
+    module: str = ""  # path of the module, `layers.2.fc2`; `""` where the file does not say
+    kind: str = ""  # class of the module, `Linear`
+    source: str = ""  # innermost line of the user's own, `model.py:5: return self.fc2(x)`
 
 
 UNKNOWN = Origin()

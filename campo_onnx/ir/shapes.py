@@ -41,19 +41,12 @@ from campo_onnx.ops.signature import Shape, Signature, TensorType, operands
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorTypes:
-    """Types, shapes and small values of every tensor of the main graph, by name.
+    """Types, shapes and small values of every tensor of the main graph, by name."""
 
-    Parameters
-    ----------
-    dtypes
-        ``TensorProto.DataType``; 0 when unknown or not a tensor (a sequence, say).
-    values
-        Constants of any type and tensors computed from sizes, of at most
-        :data:`campo_onnx.ops.fold.MAX_ELEMENTS` elements. External data is never read.
-    """
-
-    dtypes: Mapping[str, int]
+    dtypes: Mapping[str, int]  # `TensorProto.DataType`; 0 when unknown or not a tensor (a sequence, say)
     shapes: Mapping[str, Shape | None]
+    # Constants of any type and tensors computed from sizes, of at most MAX_ELEMENTS elements. External data
+    # is never read.
     values: Mapping[str, Value]
 
 

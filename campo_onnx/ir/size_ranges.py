@@ -13,17 +13,10 @@ _KEY = "campo_onnx.sizes"
 
 
 class SizeRange(NamedTuple):
-    """Sizes of a dimension.
+    """Sizes of a dimension."""
 
-    Parameters
-    ----------
-    example
-        The one that the graph was exported at, and that it is planned at unless another is chosen.
-    least, most
-        Between which the graph holds, both included.
-    """
-
-    example: int
+    example: int  # the one that the graph was exported at, and that it is planned at unless another is chosen
+    # least, most: between which the graph holds, both included.
     least: int
     most: int
 

@@ -19,28 +19,19 @@ STAMP_KEY = "campo_onnx"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stamp:
-    """The decision that a written graph carries.
-
-    Parameters
-    ----------
-    digest
-        :func:`structure_digest` of the graph as written; another one means it was edited since.
-    fp32_us, predicted_us
-        Predicted step before and after; None in graphs written before version 0.2.
-    captured
-        Whether it was planned for a step that runs as a captured CUDA graph.
-    """
+    """The decision that a written graph carries."""
 
     strategy: str
     lists: str
     device: str
     low: str
-    digest: str
+    digest: str  # structure_digest of the graph as written; another one means it was edited since
+    # fp32_us, predicted_us: predicted step before and after; None in graphs written before version 0.2.
     fp32_us: float | None = None
     predicted_us: float | None = None
     low_nodes: int | None = None
     casts: int | None = None
-    captured: bool = False
+    captured: bool = False  # whether it was planned for a step that runs as a captured CUDA graph
     runtime: str = "onnxruntime"
 
 

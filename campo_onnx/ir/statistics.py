@@ -20,24 +20,16 @@ _MASKS = 65504.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConstantStatistics:
-    """Statistics of the values of a constant, without infinities and NaN.
-
-    Parameters
-    ----------
-    lowest, highest
-        Its bounds; 0 where no value is finite.
-    smallest
-        Smallest magnitude that is not zero; 0 where there is none.
-    rounding
-        Largest error that rounding to 11 significant bits makes, where there are values beyond 64: large of a
-        table of positions, zero of a mask.
-    """
+    """Statistics of the values of a constant, without infinities and NaN."""
 
     elements: int
+    # lowest, highest: its bounds; 0 where no value is finite.
     lowest: float
     highest: float
-    smallest: float
+    smallest: float  # smallest magnitude that is not zero; 0 where there is none
     is_integer: bool
+    # Largest error that rounding to 11 significant bits makes, where there are values beyond 64: large of a
+    # table of positions, zero of a mask.
     rounding: float = 0.0
 
     @property

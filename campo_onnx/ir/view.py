@@ -48,16 +48,10 @@ CAPTURE = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorInfo:
-    """Type and shape of one tensor.
-
-    Parameters
-    ----------
-    dtype
-        ``TensorProto.DataType``; ``UNDEFINED`` (0) when unknown or not a tensor (a sequence, say).
-    """
+    """Type and shape of one tensor."""
 
     name: str
-    dtype: int
+    dtype: int  # `TensorProto.DataType`; `UNDEFINED` (0) when unknown or not a tensor (a sequence, say)
     shape: tuple[int, ...] | None
     kind: TensorKind
     is_output: bool = False
@@ -80,28 +74,17 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpNode:
-    """One node of the graph.
+    """One node of the graph."""
 
-    Parameters
-    ----------
-    name
-        Unique, never empty.
-    inputs, outputs
-        Tensor names by position; an omitted optional one is ``""``, at any position.
-    captures
-        Tensors that bodies of this node (If, Loop, Scan) read from outside.
-    attributes
-        Attribute values as Python and NumPy values; graphs are left out.
-    origin
-        Where in the user's program it comes from; no part of what the node computes, nor of a digest.
-    """
-
-    name: str
+    name: str  # unique, never empty
     op: OpKey
+    # inputs, outputs: tensor names by position; an omitted optional one is `""`, at any position.
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    captures: tuple[str, ...] = ()
+    captures: tuple[str, ...] = ()  # tensors that bodies of this node (If, Loop, Scan) read from outside
+    # Attribute values as Python and NumPy values; graphs are left out.
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    # Where in the user's program it comes from; no part of what the node computes, nor of a digest.
     origin: Origin = UNKNOWN
 
     @property
@@ -112,23 +95,15 @@ class OpNode:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphView:
-    """A training graph: nodes in topological order, tensors, and who makes and reads what.
-
-    Parameters
-    ----------
-    inputs, outputs
-        Names of the graph's inputs (without initializers) and outputs, in order.
-    opset
-        Version by domain; ``""`` is the standard domain.
-    values
-        Values of the constants that are small enough to look at (indices, shapes, scalars).
-    """
+    """A training graph: nodes in topological order, tensors, and who makes and reads what."""
 
     nodes: tuple[OpNode, ...]
     tensors: Mapping[str, TensorInfo]
+    # inputs, outputs: names of the graph's inputs (without initializers) and outputs, in order.
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    opset: Mapping[str, int]
+    opset: Mapping[str, int]  # version by domain; `""` is the standard domain
+    # Values of the constants that are small enough to look at (indices, shapes, scalars).
     values: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     @cached_property

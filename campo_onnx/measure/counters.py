@@ -26,18 +26,11 @@ Count = Callable[[Sequence[Path]], Sequence[Mapping[str, float] | None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """Counters of some nodes.
+    """Counters of some nodes."""
 
-    Parameters
-    ----------
-    by_key
-        By signature; nodes without kernels, and all that could not be read, are missing.
-    refusal
-        Why some could not be read; ``""`` when all were.
-    """
-
+    # By signature; nodes without kernels, and all that could not be read, are missing.
     by_key: Mapping[str, Mapping[str, float]]
-    refusal: str = ""
+    refusal: str = ""  # why some could not be read; `""` when all were
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "by_key", MappingProxyType(dict(self.by_key)))

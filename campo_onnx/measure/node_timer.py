@@ -64,24 +64,17 @@ class NotStoredError(UnsupportedModelError):
 
 @dataclass(frozen=True, kw_only=True)
 class NodeTimer:
-    """Machine and settings for timing nodes.
-
-    Parameters
-    ----------
-    only_stored
-        Whether nothing is measured: for timings of a machine that is not here.
-    again_before
-        Timings from before this moment (ISO 8601, UTC) are taken once more, and the better one is kept:
-        other programs, and other guests of the same host, only ever make a node slower, for seconds on
-        end. ``""`` takes no timing again.
-    """
+    """Machine and settings for timing nodes."""
 
     machine: Machine
     store: Store
     execution: Execution = Execution.STREAM
     effort: Effort = NODE_EFFORT
     memory_bytes: float = 1.0 * GIB
-    only_stored: bool = False
+    only_stored: bool = False  # whether nothing is measured: for timings of a machine that is not here
+    # Timings from before this moment (ISO 8601, UTC) are taken once more, and the better one is kept: other
+    # programs, and other guests of the same host, only ever make a node slower, for seconds on end. `""`
+    # takes no timing again.
     again_before: str = ""
 
     def key(self, signature: Signature) -> TimingKey:

@@ -52,30 +52,20 @@ class MeasuredBy(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """FP32 times of one graph on one machine.
+    """FP32 times of one graph on one machine."""
 
-    Parameters
-    ----------
-    table
-        One row per node: name, op, types and shapes, median and spread in microseconds, repeats,
-        how it was measured (values of :class:`MeasuredBy`), events, hardware counters. What was not
-        measured is null.
-    step_us
-        The whole step as the runtime timed it.
-    accounted
-        Share of a step (on CUDA: of the time in which the GPU was busy) that its own node times add up
-        to; None where the step was not traced.
-    notes
-        Why the kernel trace or hardware counters were not used, where they were asked for; that it was
-        interrupted.
-    """
-
+    # One row per node: name, op, types and shapes, median and spread in microseconds, repeats, how it was
+    # measured (values of MeasuredBy), events, hardware counters. What was not measured is null.
     table: pl.DataFrame
     machine: Machine
     digest: str
-    step_us: float
+    step_us: float  # the whole step as the runtime timed it
+    # Share of a step (on CUDA: of the time in which the GPU was busy) that its own node times add up to; None
+    # where the step was not traced.
     accounted: float | None
     measured_at: str
+    # Why the kernel trace or hardware counters were not used, where they were asked for; that it was
+    # interrupted.
     notes: tuple[str, ...] = ()
     interrupted: bool = False
 

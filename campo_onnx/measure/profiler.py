@@ -43,20 +43,13 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traced:
-    """Times read from a trace of whole steps.
-
-    Parameters
-    ----------
-    nodes
-        Times by node name; nodes the trace says nothing about are missing.
-    accounted
-        Share of it that its node times add up to, or None.
-    """
+    """Times read from a trace of whole steps."""
 
     how: MeasuredBy
+    # Times by node name; nodes the trace says nothing about are missing.
     nodes: Mapping[str, Timing] = field(default_factory=dict)
     step_us: float
-    accounted: float | None = None
+    accounted: float | None = None  # share of it that its node times add up to, or None
     refusal: str = ""
     interrupted: bool = False
 

@@ -43,18 +43,10 @@ class Execution(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimingKey:
-    """Key of a timing.
+    """Key of a timing."""
 
-    Parameters
-    ----------
-    machine
-        Device, driver, CUDA, runtime, TF32 state and threads.
-    signature
-        Op, attributes, shapes and types: :attr:`campo_onnx.ops.signature.Signature.key`.
-    """
-
-    machine: Machine
-    signature: str
+    machine: Machine  # device, driver, CUDA, runtime, TF32 state and threads
+    signature: str  # op, attributes, shapes and types: `Signature.key`
     execution: Execution = Execution.STREAM
 
     def row(self) -> tuple[str, str, str]:

@@ -22,29 +22,16 @@ _Axis = TypeVar("_Axis")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmShape:
-    """A matrix product ``(m, k) @ (k, n)``; for a convolution the implicit one.
+    """A matrix product ``(m, k) @ (k, n)``; for a convolution the implicit one."""
 
-    Parameters
-    ----------
-    m, n, k
-        Rows and columns of the result, and the length of the sums.
-    batch
-        Independent products of this shape: leading dimensions, or the groups of a convolution.
-    steps
-        Products that follow one another and cannot run at once: the time steps of an RNN.
-    channels
-        Input and output channels per group; empty for a plain product.
-    left_transposed
-        Whether the left factor lies in memory as ``(k, m)``.
-    """
-
+    # m, n, k: rows and columns of the result, and the length of the sums.
     m: int
     n: int
     k: int
-    batch: int = 1
-    steps: int = 1
-    channels: tuple[int, ...] = ()
-    left_transposed: bool = False
+    batch: int = 1  # independent products of this shape: leading dimensions, or the groups of a convolution
+    steps: int = 1  # products that follow one another and cannot run at once: the time steps of an RNN
+    channels: tuple[int, ...] = ()  # input and output channels per group; empty for a plain product
+    left_transposed: bool = False  # whether the left factor lies in memory as `(k, m)`
 
     @property
     def flops(self) -> float:

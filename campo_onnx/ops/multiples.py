@@ -4,22 +4,14 @@ from typing import NamedTuple
 
 
 class Multiples(NamedTuple):
-    """Multiples that the sizes of a product should be of, so that tensor cores take it unpadded.
+    """Multiples that the sizes of a product should be of, so that tensor cores take it unpadded."""
 
-    Parameters
-    ----------
-    m, n, k
-        Of the sizes of a matrix product.
-    channels
-        Of a convolution's input and output channels, per group.
-    repacks_left
-        Whether a transposed left factor is copied before it is multiplied: any length of its sums then fits.
-    """
-
+    # m, n, k: of the sizes of a matrix product.
     m: int
     n: int
     k: int
-    channels: int
+    channels: int  # of a convolution's input and output channels, per group
+    # Whether a transposed left factor is copied before it is multiplied: any length of its sums then fits.
     repacks_left: bool = False
 
     @classmethod

@@ -14,28 +14,19 @@ from campo_onnx.ops.signature import Operand, Signature
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """The FP32 inputs and outputs of a node that become low together with it.
+    """The FP32 inputs and outputs of a node that become low together with it."""
 
-    Parameters
-    ----------
-    low_inputs, low_outputs
-        Positions among the node's inputs and outputs. All others keep their type.
-    any_inputs
-        FP32 inputs the node reads in whatever precision is there (Shape, Size): they never
-        cause a Cast.
-    attribute
-        Name of the attribute that states the output's type (``to`` of Cast, ``value`` of
-        ConstantOfShape, ``dtype`` of RandomUniform), if there is one.
-    follows_readers
-        Whether a node that cannot be chosen to go low makes its outputs low all the same where everybody
-        who reads them would cast them: a Cast from integers then casts to what they want.
-    """
-
+    # low_inputs, low_outputs: positions among the node's inputs and outputs. All others keep their type.
     low_inputs: frozenset[int] = frozenset()
     low_outputs: frozenset[int] = frozenset()
+    # FP32 inputs the node reads in whatever precision is there (Shape, Size): they never cause a Cast.
     any_inputs: frozenset[int] = frozenset()
+    # Name of the attribute that states the output's type (`to` of Cast, `value` of ConstantOfShape, `dtype`
+    # of RandomUniform), if there is one.
     attribute: str | None = None
     refusal: Refusal | None = None
+    # Whether a node that cannot be chosen to go low makes its outputs low all the same where everybody who
+    # reads them would cast them: a Cast from integers then casts to what they want.
     follows_readers: bool = False
 
 

@@ -44,19 +44,12 @@ class TensorType(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """One input or output of a node.
+    """One input or output of a node."""
 
-    Parameters
-    ----------
-    name
-        Position-based name, ``x0`` or ``y1``; a tensor that is read twice has the name of its first
-        position both times.
-    dtype
-        ``TensorProto.DataType``; 0 when unknown or not a tensor.
-    """
-
+    # Position-based name, `x0` or `y1`; a tensor that is read twice has the name of its first position both
+    # times.
     name: str
-    dtype: int = 0
+    dtype: int = 0  # `TensorProto.DataType`; 0 when unknown or not a tensor
     shape: Shape | None = None
 
     @property
@@ -83,27 +76,19 @@ class Signature:
     """An op with its attributes, and types, shapes and deciding constants of its tensors.
 
     Two signatures are equal exactly when their keys are.
-
-    Parameters
-    ----------
-    inputs, outputs
-        By position; None is one that is left out.
-    attributes
-        Python and NumPy values; graphs are left out.
-    constants
-        By input position: values that decide what the node does (axes, shapes, pads, exponents),
-        as opposed to data.
-    has_body
-        Whether the node runs graphs of its own or captures tensors (If, Loop, Scan).
     """
 
     op: OpKey
     opset: int
+    # inputs, outputs: by position; None is one that is left out.
     inputs: tuple[Operand | None, ...]
     outputs: tuple[Operand | None, ...]
+    # Python and NumPy values; graphs are left out.
     attributes: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
+    # By input position: values that decide what the node does (axes, shapes, pads, exponents), as opposed to
+    # data.
     constants: Mapping[int, NDArray[Any]] = field(default_factory=lambda: _EMPTY)
-    has_body: bool = False
+    has_body: bool = False  # whether the node runs graphs of its own or captures tensors (If, Loop, Scan)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "attributes", MappingProxyType(dict(self.attributes)))

@@ -70,81 +70,52 @@ class Ask(Enum):
 
 
 class ScaledRows(NamedTuple):
-    """The inputs of an operator that adds a tensor after scaling it row by row.
+    """The inputs of an operator that adds a tensor after scaling it row by row."""
 
-    Parameters
-    ----------
-    rows, factor
-        Positions of the tensor and of its factors.
-    streams
-        Attribute that counts streams: of more than one, the factors are a matrix that mixes them.
-    """
-
+    # rows, factor: positions of the tensor and of its factors.
     rows: int
     factor: int
+    # Attribute that counts streams: of more than one, the factors are a matrix that mixes them.
     streams: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpSpec:
-    """One operator.
+    """One operator."""
 
-    Parameters
-    ----------
-    key
-        What it is called. An operator that ONNX Runtime hands to PyTorch has the name of that
-        operator in the domain ``org.pytorch.aten``.
-    work
-        What it computes; None where nobody has said.
-    ports
-        Which of its tensors change type with it; None where ONNX's schema says so.
-    shapes
-        Types of its outputs in opsets where ONNX has no schema for it. It returns one type for an
-        output, by position (there may be more or fewer of them than outputs), and raises ValueError
-        when the inputs contradict each other.
-    training_kernels
-        Low precisions that ONNX Runtime's training build takes it in, where the release wheels
-        have no kernel.
-    movement
-        What it does to elements, for those that compute nothing.
-    values
-        What it makes of the ranges of its inputs; where nobody has said, large values pass through it. For
-        the operators of the package the table in ``ops/values/registry.py`` says it.
-    traits
-        What it does to the size of values. For the operators of the package the table in
-        ``ops/values/traits.py`` says it, and what follows from `movement` and `values` is added.
-    asks_accuracy
-        How exactly it needs inputs for results that mean something. For the operators of the package the
-        table in ``ops/values/asks.py`` says it.
-    passes_accuracy
-        How exactly it needs inputs where its results are needed to some accuracy; where nobody has said, it
-        passes nothing on. For the operators of the package the table in ``ops/values/passes.py`` says it.
-    asks
-        What it asks of the values of inputs, by position.
-    scaled_rows
-        Where it reads a tensor that it scales row by row before it adds it; None where it does not.
-    typed_by_declaration
-        Whether the types of its outputs are in the file only.
-    standard_in_runtime
-        Whether ONNX Runtime registers it in the standard domain also where ONNX has it not: in none
-        of its opsets, or in later ones only.
-    """
-
+    # What it is called. An operator that ONNX Runtime hands to PyTorch has the name of that operator in the
+    # domain `org.pytorch.aten`.
     key: OpKey
     family: Family
-    work: WorkForm | None = None
+    work: WorkForm | None = None  # what it computes; None where nobody has said
+    # Which of its tensors change type with it; None where ONNX's schema says so.
     ports: PortRule | None = None
+    # Types of its outputs in opsets where ONNX has no schema for it. It returns one type for an output, by
+    # position (there may be more or fewer of them than outputs), and raises ValueError when the inputs
+    # contradict each other.
     shapes: ShapeRule | None = None
+    # Low precisions that ONNX Runtime's training build takes it in, where the release wheels have no kernel.
     training_kernels: frozenset[Precision] = frozenset()
-    movement: Movement | None = None
+    movement: Movement | None = None  # what it does to elements, for those that compute nothing
+    # What it makes of the ranges of its inputs; where nobody has said, large values pass through it. For the
+    # operators of the package the table in `ops/values/registry.py` says it.
     values: ValueRule | None = None
+    # What it does to the size of values. For the operators of the package the table in `ops/values/traits.py`
+    # says it, and what follows from `movement` and `values` is added.
     traits: frozenset[Trait] = frozenset()
+    # How exactly it needs inputs for results that mean something. For the operators of the package the table
+    # in `ops/values/asks.py` says it.
     asks_accuracy: AskRule | None = None
+    # How exactly it needs inputs where its results are needed to some accuracy; where nobody has said, it
+    # passes nothing on. For the operators of the package the table in `ops/values/passes.py` says it.
     passes_accuracy: PassRule | None = None
-    asks: tuple[tuple[int, Ask], ...] = ()
+    asks: tuple[tuple[int, Ask], ...] = ()  # what it asks of the values of inputs, by position
+    # Where it reads a tensor that it scales row by row before it adds it; None where it does not.
     scaled_rows: ScaledRows | None = None
     draws: bool = False
-    typed_by_declaration: bool = False
+    typed_by_declaration: bool = False  # whether the types of its outputs are in the file only
+    # Whether ONNX Runtime registers it in the standard domain also where ONNX has it not: in none of its
+    # opsets, or in later ones only.
     standard_in_runtime: bool = False
     is_known: bool = True
 

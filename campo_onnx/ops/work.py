@@ -28,61 +28,36 @@ HOST_ONLY = frozenset({WorkKind.VIEW, WorkKind.NONE})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Arithmetic of one node.
-
-    Parameters
-    ----------
-    flops
-        Operations; for GEMM the sum over `gemms` (biases and activations ride along free).
-    gemms
-        The matrix products of a GEMM node: two for ConvGrad and RNNs, else one.
-    known
-        Whether every shape that FLOPs and bytes depend on is known. Unknown ones count zero.
-    """
+    """Arithmetic of one node."""
 
     kind: WorkKind
-    flops: float
+    flops: float  # operations; for GEMM the sum over `gemms` (biases and activations ride along free)
+    # The matrix products of a GEMM node: two for ConvGrad and RNNs, else one.
     gemms: tuple[GemmShape, ...] = ()
+    # Whether every shape that FLOPs and bytes depend on is known. Unknown ones count zero.
     known: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A memory-bound op: FLOPs per element of its largest tensor, and how it reads.
+    """A memory-bound op: FLOPs per element of its largest tensor, and how it reads."""
 
-    Parameters
-    ----------
-    flops
-        1 for an add, about 10 for a transcendental function, 0 for pure movement.
-    passes
-        How often the inputs are read; a function where the attributes decide.
-    gathers
-        Whether of the first input only what is asked for is read.
-    """
-
-    flops: float = 1.0
+    flops: float = 1.0  # 1 for an add, about 10 for a transcendental function, 0 for pure movement
+    # How often the inputs are read; a function where the attributes decide.
     passes: int | Callable[[Signature], int] = 1
-    gathers: bool = False
+    gathers: bool = False  # whether of the first input only what is asked for is read
 
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """A matrix-product op.
+    """A matrix-product op."""
 
-    Parameters
-    ----------
-    formula
-        The products, from the signature and the shapes at `inputs` and `outputs`.
-    inputs, outputs
-        Positions of those shapes; None is all inputs.
-    axes
-        The part each axis plays, for ops that zeros at the ends of their axes do not change; see
-        :mod:`campo_onnx.ops.gemms`.
-    """
-
+    # The products, from the signature and the shapes at `inputs` and `outputs`.
     formula: Callable[..., tuple[GemmShape, ...]]
+    # inputs, outputs: positions of those shapes; None is all inputs.
     inputs: tuple[int, ...] | None = (0, 1)
     outputs: tuple[int, ...] = ()
+    # The part each axis plays (`ops/gemms.py`), for ops that zeros at the ends of their axes do not change.
     axes: Callable[[Signature], tuple[str, ...] | None] | None = None
 
 

@@ -34,16 +34,11 @@ class CastKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PossibleCast:
-    """A Cast, and when it is there: while any of `if_low` is low and any of `if_fp32` is FP32.
-
-    Parameters
-    ----------
-    if_low, if_fp32
-        Names of nodes; None stands for somebody who is always low, or always FP32.
-    """
+    """A Cast, and when it is there: while any of `if_low` is low and any of `if_fp32` is FP32."""
 
     kind: CastKind
     node: str = ""
+    # if_low, if_fp32: names of nodes; None stands for somebody who is always low, or always FP32.
     if_low: tuple[str, ...] | None
     if_fp32: tuple[str, ...] | None
     cast_us: float
@@ -57,55 +52,34 @@ class PossibleCast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExistingVersion:
-    """The low version that a tensor has in the given graph.
-
-    Parameters
-    ----------
-    is_source
-        Whether the Cast makes the FP32 tensor out of the low one; otherwise it makes the low one.
-    copies
-        Further Casts that make the same low tensor once more.
-    """
+    """The low version that a tensor has in the given graph."""
 
     name: str
     cast: str
+    # Whether the Cast makes the FP32 tensor out of the low one; otherwise it makes the low one.
     is_source: bool
-    copies: tuple[str, ...] = ()
+    copies: tuple[str, ...] = ()  # further Casts that make the same low tensor once more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CastSite:
-    """An FP32 tensor around which Casts may be needed.
-
-    Parameters
-    ----------
-    producer
-        The node that makes it low when it is low itself; None for graph inputs and for tensors
-        that are FP32 whatever their node's precision.
-    consumers
-        Nodes that read it low when they are low themselves, each once.
-    needs_fp32
-        Whether somebody wants it in FP32 for ever: the graph's caller, or a port of fixed type.
-    retyped
-        The Cast of the given graph that makes it out of another type; it makes the low version instead
-        where nobody wants FP32, and ONNX Runtime would leave out one of two Casts in a row. None otherwise.
-    cast_us
-        Time of one new Cast of it, in either direction.
-    existing_us
-        Times of the Casts of `existing` that can go, by node name.
-    casts
-        The Casts in question; follows from the above.
-    """
+    """An FP32 tensor around which Casts may be needed."""
 
     tensor: str
+    # The node that makes it low when it is low itself; None for graph inputs and for tensors that are FP32
+    # whatever their node's precision.
     producer: str | None
-    consumers: tuple[str, ...]
+    consumers: tuple[str, ...]  # nodes that read it low when they are low themselves, each once
+    # Whether somebody wants it in FP32 for ever: the graph's caller, or a port of fixed type.
     needs_fp32: bool
     existing: ExistingVersion | None = None
+    # The Cast of the given graph that makes it out of another type; it makes the low version instead where
+    # nobody wants FP32, and ONNX Runtime would leave out one of two Casts in a row. None otherwise.
     retyped: str | None = None
-    cast_us: float
+    cast_us: float  # time of one new Cast of it, in either direction
+    # Times of the Casts of `existing` that can go, by node name.
     existing_us: Mapping[str, float] = field(default_factory=lambda: _NONE_US)
-    casts: tuple[PossibleCast, ...] = field(init=False)
+    casts: tuple[PossibleCast, ...] = field(init=False)  # the Casts in question; follows from the above
 
     def __post_init__(self) -> None:
         if self.existing_us is not _NONE_US:

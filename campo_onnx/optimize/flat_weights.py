@@ -14,14 +14,9 @@ _LEAST_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlatWeights:
-    """The weights that lie in the buffer.
+    """The weights that lie in the buffer."""
 
-    Parameters
-    ----------
-    sizes
-        Elements that each takes there, with what is left empty behind it, by name of the graph's input.
-    """
-
+    # Elements that each takes there, with what is left empty behind it, by name of the graph's input.
     sizes: Mapping[str, int]
 
     def __post_init__(self) -> None:

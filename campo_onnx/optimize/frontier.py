@@ -28,24 +28,17 @@ _SAME = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontierPoint:
-    """One assignment that nothing beats at some price of error.
-
-    Parameters
-    ----------
-    squared_error
-        Predicted error, squared: the sum over all roundings.
-    bound_us
-        What no assignment of at most this error can go below, as the cuts beside it prove. It meets
-        `time_us`, except where the session casts all weights at once.
-    least_price_us, most_price_us
-        Prices of one unit of squared error between which this assignment costs least.
-    """
+    """One assignment that nothing beats at some price of error."""
 
     low: frozenset[str]
     padded: frozenset[str]
     time_us: float
-    squared_error: float
+    squared_error: float  # predicted error, squared: the sum over all roundings
+    # What no assignment of at most this error can go below, as the cuts beside it prove. It meets `time_us`,
+    # except where the session casts all weights at once.
     bound_us: float = -math.inf
+    # least_price_us, most_price_us: prices of one unit of squared error between which this assignment costs
+    # least.
     least_price_us: float = 0.0
     most_price_us: float = math.inf
 

@@ -43,25 +43,17 @@ class Storage(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphKind:
-    """Kind of a graph, and what follows from it.
-
-    Parameters
-    ----------
-    scales_loss
-        Whether it scales its loss; None where there are no gradients, or no loss to scale.
-    may_train
-        Whether anything speaks for training: an output of a weight's shape, a loss. Of an inference graph it
-        is then not certain that it is one, and its loss and update are protected all the same.
-    may_rise
-        Whether what is low in it may become FP32 again (:mod:`campo_onnx.lowering.widen`).
-    """
+    """Kind of a graph, and what follows from it."""
 
     form: Form = Form.UNKNOWN
     storage: Storage = Storage.FP32
+    # Whether it scales its loss; None where there are no gradients, or no loss to scale.
     scales_loss: bool | None = None
+    # Whether anything speaks for training: an output of a weight's shape, a loss. Of an inference graph it is
+    # then not certain that it is one, and its loss and update are protected all the same.
     may_train: bool = True
     is_result: bool = False
-    may_rise: bool = False
+    may_rise: bool = False  # whether what is low in it may become FP32 again (`lowering/widen.py`)
 
     @property
     def has_nothing_to_protect(self) -> bool:

@@ -25,40 +25,23 @@ _GOOD_ENOUGH = 2.0**-42  # share of all capacities that may be left undecided
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """The answer that costs least.
+    """The answer that costs least."""
 
-    Parameters
-    ----------
-    yes
-        Choices that are yes: as few as possible among answers that cost the same.
-    cost_us
-        What no answer can cost less than; the answer costs this, but for rounding.
-    """
-
-    yes: frozenset[str]
-    cost_us: float
+    yes: frozenset[str]  # choices that are yes: as few as possible among answers that cost the same
+    cost_us: float  # what no answer can cost less than; the answer costs this, but for rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Arcs:
-    """A flow network as arrays.
+    """A flow network as arrays."""
 
-    Parameters
-    ----------
-    size
-        Count of vertices: the source, the sink, the choices in their order, then auxiliary ones.
-    costs_us, errors
-        What each arc costs while its tail is yes and its head is no.
-    constant_us
-        What is paid in any case.
-    """
-
-    size: int
+    size: int  # count of vertices: the source, the sink, the choices in their order, then auxiliary ones
     tails: NDArray[np.int32]
     heads: NDArray[np.int32]
+    # costs_us, errors: what each arc costs while its tail is yes and its head is no.
     costs_us: NDArray[np.float64]
     errors: NDArray[np.float64]
-    constant_us: float
+    constant_us: float  # what is paid in any case
 
 
 class Network:

@@ -24,38 +24,25 @@ _OPEN = -1
 
 
 class PricedCut(NamedTuple):
-    """The answer that costs least at a price.
-
-    Parameters
-    ----------
-    cost_us, error
-        What the answer costs, and its error.
-    bound_us
-        What no answer can cost less than at this price, error included.
-    """
+    """The answer that costs least at a price."""
 
     price_us: float
     yes: Choices
+    # cost_us, error: what the answer costs, and its error.
     cost_us: float
     error: float
-    bound_us: float
+    bound_us: float  # what no answer can cost less than at this price, error included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PricedNetwork:
-    """A network some of whose choices are settled.
-
-    Parameters
-    ----------
-    choice
-        Index of the choice that each vertex is; -1 for source, sink and auxiliary vertices.
-    least, most
-        Choices that are yes, and those that may be.
-    """
+    """A network some of whose choices are settled."""
 
     arcs: Arcs
     constant_error: float = 0.0
+    # Index of the choice that each vertex is; -1 for source, sink and auxiliary vertices.
     choice: NDArray[np.intp]
+    # least, most: choices that are yes, and those that may be.
     least: Choices
     most: Choices
 

@@ -25,14 +25,9 @@ from campo_onnx.optimize.plan.reason import Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PossiblePad:
-    """A Pad or a Slice: there while any of `if_padded` is padded and any of `if_unpadded` is not.
+    """A Pad or a Slice: there while any of `if_padded` is padded and any of `if_unpadded` is not."""
 
-    Parameters
-    ----------
-    if_padded, if_unpadded
-        Names of products; None stands for somebody who never is padded.
-    """
-
+    # if_padded, if_unpadded: names of products; None stands for somebody who never is padded.
     if_padded: tuple[str, ...]
     if_unpadded: tuple[str, ...] | None
     pad_us: float
@@ -40,20 +35,12 @@ class PossiblePad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Padding:
-    """Gains and costs of zero-padding low matrix products to fit tensor cores.
+    """Gains and costs of zero-padding low matrix products to fit tensor cores."""
 
-    Parameters
-    ----------
-    gains_us
-        What the kernel of a low product saves when it is padded, by node name.
-    threshold_us
-        What padding a product must gain beyond its cost.
-    """
-
-    gains_us: Mapping[str, float]
+    gains_us: Mapping[str, float]  # what the kernel of a low product saves when it is padded, by node name
     alone_us: Mapping[str, float]
     pads: tuple[PossiblePad, ...]
-    threshold_us: float = 0.0
+    threshold_us: float = 0.0  # what padding a product must gain beyond its cost
 
     def __post_init__(self) -> None:
         for name in ("gains_us", "alone_us"):
@@ -72,36 +59,24 @@ class Padding:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A graph with its classes, costs and the nodes that are not up for decision.
-
-    Parameters
-    ----------
-    fixed
-        Nodes that stay as they are, with the reason.
-    digest
-        Fingerprint of the graph, constants included (:attr:`campo_onnx.ir.importer.Imported.digest`).
-    padding
-        What may be zero-padded besides, and what that is worth; None where nothing may.
-    cast_factors
-        What a Cast of a tensor costs in Casts, where that is not one: two where differentiating
-        the graph adds another.
-    flat
-        Weights that the session casts at once where most are read low; None where each has its own Cast.
-    low_as_given
-        Nodes that are low in the given file, which may stay so whatever the lists say of their operators.
-    """
+    """A graph with its classes, costs and the nodes that are not up for decision."""
 
     view: GraphView
     low: Precision
     classification: Classification
     ports: Mapping[str, Ports]
-    fixed: Mapping[str, Verdict]
+    fixed: Mapping[str, Verdict]  # nodes that stay as they are, with the reason
     costs: CostTable
-    digest: str
+    digest: str  # fingerprint of the graph, constants included: `Imported.digest`
+    # What may be zero-padded besides, and what that is worth; None where nothing may.
     padding: Padding | None = None
+    # What a Cast of a tensor costs in Casts, where that is not one: two where differentiating the graph adds
+    # another.
     cast_factors: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    # Weights that the session casts at once where most are read low; None where each has its own Cast.
     flat: FlatWeights | None = None
     kind: GraphKind = UNKNOWN_KIND
+    # Nodes that are low in the given file, which may stay so whatever the lists say of their operators.
     low_as_given: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
@@ -231,21 +206,13 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """An answer: the nodes that become low, and a verdict for every free node.
-
-    Parameters
-    ----------
-    verdicts
-        By node name; nodes fixed beforehand keep the problem's verdict.
-    padded
-        Low products that are zero-padded; None leaves the choice to what pays.
-    lower_bound_us
-        What no assignment can go below, pads included, where the strategy proves one.
-    """
+    """An answer: the nodes that become low, and a verdict for every free node."""
 
     low: frozenset[str]
-    verdicts: Mapping[str, Verdict]
+    verdicts: Mapping[str, Verdict]  # by node name; nodes fixed beforehand keep the problem's verdict
+    # Low products that are zero-padded; None leaves the choice to what pays.
     padded: frozenset[str] | None = None
+    # What no assignment can go below, pads included, where the strategy proves one.
     lower_bound_us: float | None = None
 
     def __post_init__(self) -> None:

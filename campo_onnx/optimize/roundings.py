@@ -16,22 +16,15 @@ _SELECTS = op_keys("MaxPool Relu")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounding:
-    """A tensor that is rounded while any of some nodes is low, and another is not.
-
-    Parameters
-    ----------
-    producer
-        The node that rounds it for all its readers, as it writes it low; None if only readers round it.
-    reader
-        The node that rounds it for itself, as it reads it low; None if only the producer rounds it. Where
-        both are named, nobody else reads it, so that it is the same rounding.
-    unless
-        The node that has rounded the tensor already when it is low; None where nobody has.
-    """
+    """A tensor that is rounded while any of some nodes is low, and another is not."""
 
     tensor: str
+    # The node that rounds it for all its readers, as it writes it low; None if only readers round it.
     producer: str | None = None
+    # The node that rounds it for itself, as it reads it low; None if only the producer rounds it. Where both
+    # are named, nobody else reads it, so that it is the same rounding.
     reader: str | None = None
+    # The node that has rounded the tensor already when it is low; None where nobody has.
     unless: str | None = None
 
     @property

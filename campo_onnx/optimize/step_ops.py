@@ -26,18 +26,11 @@ Version: TypeAlias = tuple[str, bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """Kernels and the bytes they read and write.
+    """Kernels and the bytes they read and write."""
 
-    Parameters
-    ----------
-    launches
-        How many nodes launch a kernel. A node that only gives its bytes another name launches none.
-    moved_bytes
-        What they read and write in main memory; a tensor of unknown size counts zero.
-    """
-
+    # How many nodes launch a kernel. A node that only gives its bytes another name launches none.
     launches: int = 0
-    moved_bytes: float = 0.0
+    moved_bytes: float = 0.0  # what they read and write in main memory; a tensor of unknown size counts zero
 
     def __add__(self, other: "Moved") -> "Moved":
         return Moved(
@@ -47,27 +40,17 @@ class Moved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOp:
-    """One operation of a step.
+    """One operation of a step."""
 
-    Parameters
-    ----------
-    node
-        Its name; that of the node in front for a Cast that a plan inserts.
-    module
-        Path of its module, where the file says it; else it follows from the name.
-    moved
-        Its kernel, and what that reads and writes; nothing for one that only gives bytes another name.
-    is_view
-        Whether its first result is its first input under another shape; not so where it is an output of
-        the graph, for which the runtime copies.
-    """
-
-    node: str
-    module: str = ""
+    node: str  # its name; that of the node in front for a Cast that a plan inserts
+    module: str = ""  # path of its module, where the file says it; else it follows from the name
     op: OpKey
     reads: tuple[Version, ...]
     writes: tuple[Version, ...]
+    # Its kernel, and what that reads and writes; nothing for one that only gives bytes another name.
     moved: Moved
+    # Whether its first result is its first input under another shape; not so where it is an output of the
+    # graph, for which the runtime copies.
     is_view: bool
 
     @property
@@ -78,18 +61,12 @@ class StepOp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """The operators that run, in order, and the bytes of every tensor.
-
-    Parameters
-    ----------
-    sizes
-        Bytes by tensor; 0 where they are unknown.
-    given, results
-        Tensors that are there before the step (inputs, constants), and those that are there behind it.
-    """
+    """The operators that run, in order, and the bytes of every tensor."""
 
     ops: tuple[StepOp, ...]
-    sizes: Mapping[Version, float]
+    sizes: Mapping[Version, float]  # bytes by tensor; 0 where they are unknown
+    # given, results: tensors that are there before the step (inputs, constants), and those that are there
+    # behind it.
     given: frozenset[Version]
     results: frozenset[Version]
 

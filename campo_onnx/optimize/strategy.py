@@ -12,26 +12,16 @@ if TYPE_CHECKING:  # a command's help lists strategies, and is to be there at on
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """One way to decide precision.
-
-    Parameters
-    ----------
-    rule
-        Decides. It gets the problem and, by name, the parameters.
-    parameters
-        Figures that the rule is to be tuned by, with their defaults.
-    compared_with
-        Further presets that ``compare`` shows it with.
-    is_cost_aware
-        Whether it decides by costs: it may then zero-pad, and returns FP32 where too little is won.
-    """
+    """One way to decide precision."""
 
     name: str
     title: str
-    rule: "Callable[..., Assignment]"
+    rule: "Callable[..., Assignment]"  # decides. It gets the problem and, by name, the parameters.
+    # Figures that the rule is to be tuned by, with their defaults.
     parameters: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     default_lists: str = "campo"
-    compared_with: tuple[str, ...] = ()
+    compared_with: tuple[str, ...] = ()  # further presets that `compare` shows it with
+    # Whether it decides by costs: it may then zero-pad, and returns FP32 where too little is won.
     is_cost_aware: bool = False
 
     def __post_init__(self) -> None:

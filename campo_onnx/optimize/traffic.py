@@ -25,22 +25,14 @@ GRADIENT = "grad"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """The bytes that one step moves, and its launches.
+    """The bytes that one step moves, and its launches."""
 
-    Parameters
-    ----------
-    by_family
-        By what kind of thing the operators compute, the largest first; Casts are apart.
-    by_module
-        By where the nodes come from, as :func:`module_of` says it, the largest first; Casts are apart.
-    fused
-        The whole step if neighbouring pointwise nodes were one kernel.
-    """
-
+    # By what kind of thing the operators compute, the largest first; Casts are apart.
     by_family: Mapping[Family, Moved]
+    # By where the nodes come from, as module_of says it, the largest first; Casts are apart.
     by_module: Mapping[str, Moved]
     casts: Moved
-    fused: Moved
+    fused: Moved  # the whole step if neighbouring pointwise nodes were one kernel
     peak_bytes: float
 
     def __post_init__(self) -> None:

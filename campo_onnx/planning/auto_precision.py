@@ -18,17 +18,12 @@ from campo_onnx.targets.target import Target
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionChoice:
-    """A low precision, and why.
-
-    Parameters
-    ----------
-    plans, problems, forms
-        The plan in each precision that the device computes in, what it decided about, and the form of the
-        graph that it is of; empty for a graph that was optimized before.
-    """
+    """A low precision, and why."""
 
     low: Precision
     why: str
+    # plans, problems, forms: the plan in each precision that the device computes in, what it decided about,
+    # and the form of the graph that it is of; empty for a graph that was optimized before.
     plans: Mapping[Precision, Plan]
     problems: Mapping[Precision, Problem]
     forms: Mapping[Precision, Imported]

@@ -36,15 +36,10 @@ AS_GIVEN = "as given"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
-    """The error of an emulated step beside the FP32 step.
+    """The error of an emulated step beside the FP32 step."""
 
-    Parameters
-    ----------
-    error
-        Relative error of the output that is furthest off (:class:`campo_onnx.emulation.drift.Reference`);
-        None where the step could not be emulated.
-    """
-
+    # Relative error of the output that is furthest off (Reference); None where the step could not be
+    # emulated.
     error: float | None
     output: str = ""
     why: str = ""
@@ -52,33 +47,22 @@ class Drift:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonRow:
-    """One strategy on the graph.
-
-    Parameters
-    ----------
-    tensor_core_us
-        Predicted time of its low nodes on tensor cores. FP32 nodes do not count, though they may
-        run there as TF32.
-    measured_us, measured_speedup
-        Measured step, and the FP32 step over it; None where nothing was measured
-        (:func:`campo_onnx.bench.verify.measured`) or the graph did not run.
-    measured_bounds
-        95 % confidence interval of the measured speed-up; None for the FP32 step itself.
-    verdict
-        How the measured step compares with FP32 (:class:`campo_onnx.bench.result.Outcome`); ``""`` where
-        nothing was measured.
-    drift
-        By format of the low nodes, how far the emulated step is from FP32's; empty where that was not asked
-        (:func:`campo_onnx.emulation.comparison_drift.with_drift`).
-    """
+    """One strategy on the graph."""
 
     plan: Plan
+    # Predicted time of its low nodes on tensor cores. FP32 nodes do not count, though they may run there as
+    # TF32.
     tensor_core_us: float
     traffic: Traffic
+    # measured_us, measured_speedup: measured step, and the FP32 step over it; None where nothing was measured
+    # or the graph did not run.
     measured_us: float | None = None
     measured_speedup: float | None = None
+    # 95 % confidence interval of the measured speed-up; None for the FP32 step itself.
     measured_bounds: tuple[float, float] | None = None
-    verdict: str = ""
+    verdict: str = ""  # how the measured step compares with FP32 (`Outcome`); `""` where nothing was measured
+    # By format of the low nodes, how far the emulated step is from FP32's; empty where that was not asked
+    # (with_drift).
     drift: Mapping[str, Drift] = field(default_factory=dict)
 
     @property
@@ -89,18 +73,11 @@ class ComparisonRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """All strategies on one graph.
-
-    Parameters
-    ----------
-    problem
-        Costs of its nodes, which all rows share, under the lists of the first.
-    rows
-        In the order of :data:`ROWS`; before them the file as it is, where nodes of it are low.
-    """
+    """All strategies on one graph."""
 
     imported: Imported
-    problem: Problem
+    problem: Problem  # costs of its nodes, which all rows share, under the lists of the first
+    # In the order of ROWS; before them the file as it is, where nodes of it are low.
     rows: tuple[ComparisonRow, ...]
     interrupted: bool = False
 

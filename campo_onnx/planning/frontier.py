@@ -24,18 +24,13 @@ STRATEGY = "frontier"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontierPlan:
-    """A point of the frontier, planned when its plan is asked for: there are hundreds of points.
-
-    Parameters
-    ----------
-    emulated_error
-        Error of the planned step on the batches, emulated; None where that was not computed.
-    """
+    """A point of the frontier, planned when its plan is asked for: there are hundreds of points."""
 
     point: FrontierPoint
     problem: Problem = field(repr=False, compare=False)
     planned: Callable[[FrontierPoint], Plan] = field(repr=False, compare=False)
     fp32_us: float
+    # Error of the planned step on the batches, emulated; None where that was not computed.
     emulated_error: float | None = None
 
     @property

@@ -24,6 +24,10 @@ class Options:
 
     Parameters
     ----------
+    target
+        What to plan for: hardware and the runtime on it.
+    dims
+        Sizes of symbolic dimensions, by name.
     margin_us
         For the strategy fine-grained: by how much FP32 must be faster to be kept.
     keep_fp32

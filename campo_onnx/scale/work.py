@@ -14,43 +14,26 @@ ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One piece of work.
+    """One piece of work."""
 
-    Parameters
-    ----------
-    key
-        What its result is kept under. Everything that decides the result is in it.
-    function
-        A function at the top of a module, which workers import; it returns what JSON can hold.
-    arguments
-        Its arguments; they are pickled.
-    resources
-        What Ray must set aside for it besides one CPU, such as ``{"accelerator_type:V100": 0.001}``. Without
-        a meaning on one machine.
-    """
-
-    key: str
+    key: str  # what its result is kept under. Everything that decides the result is in it.
+    # A function at the top of a module, which workers import; it returns what JSON can hold.
     function: Callable[..., Any]
-    arguments: tuple[Any, ...] = ()
+    arguments: tuple[Any, ...] = ()  # its arguments; they are pickled
+    # What Ray must set aside for it besides one CPU, such as `{"accelerator_type:V100": 0.001}`. Without a
+    # meaning on one machine.
     resources: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Outcome of a task.
-
-    Parameters
-    ----------
-    failure
-        Why there is no value: the error of its function, or that its workers died; else ``""``. A failed task
-        is not kept, so that the next run does it again.
-    traceback
-        Where its function failed; ``""`` for workers that died.
-    """
+    """Outcome of a task."""
 
     value: Any = None
+    # Why there is no value: the error of its function, or that its workers died; else `""`. A failed task is
+    # not kept, so that the next run does it again.
     failure: str = ""
-    traceback: str = ""
+    traceback: str = ""  # where its function failed; `""` for workers that died
     cpu_s: float = 0.0
 
 

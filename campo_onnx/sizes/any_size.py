@@ -32,23 +32,12 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class AnySize:
-    """A graph that differs from size to size in constants and shapes only.
+    """A graph that differs from size to size in constants and shapes only."""
 
-    Parameters
-    ----------
-    model
-        At the sizes of one example.
-    constants
-        Those of its initializers that depend on sizes.
-    shapes
-        Of every tensor of the graph.
-    uses
-        Which of the constants a node reads, by the places of the node and of the input.
-    """
-
-    model: onnx.ModelProto
-    constants: Mapping[str, ArrayFormula]
-    shapes: Mapping[str, tuple[Formula, ...]]
+    model: onnx.ModelProto  # at the sizes of one example
+    constants: Mapping[str, ArrayFormula]  # those of its initializers that depend on sizes
+    shapes: Mapping[str, tuple[Formula, ...]]  # of every tensor of the graph
+    # Which of the constants a node reads, by the places of the node and of the input.
     uses: Mapping[tuple[int, int], str]
 
     def shape(self, tensor: str, sizes: Sizes) -> tuple[int, ...]:

@@ -21,21 +21,13 @@ _FLOAT_ERROR = 2.0**-22
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formula:
-    """``offset + factor * (scale * product of powers of sizes + shift) ** exponent``.
+    """``offset + factor * (scale * product of powers of sizes + shift) ** exponent``."""
 
-    Parameters
-    ----------
-    offset, factor
-        Coefficients; integers where the number is one.
-    powers
-        Of each size.
-    scale, shift, exponent
-        1, 0 and 1 where the number is an integer.
-    """
-
+    # offset, factor: coefficients; integers where the number is one.
     offset: float
     factor: float = 0
-    powers: tuple[int, ...] = ()
+    powers: tuple[int, ...] = ()  # of each size
+    # scale, shift, exponent: 1, 0 and 1 where the number is an integer.
     scale: float = 1
     shift: int = 0
     exponent: float = 1
@@ -186,19 +178,13 @@ def declared(shape: Sequence[Formula]) -> tuple[int | None, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayFormula:
-    """An array whose shape and elements depend on sizes.
-
-    Parameters
-    ----------
-    elements
-        Each element, of a small array whose shape is the same at all sizes; None for a larger one.
-    first, steps
-        Of a larger one its first element, and what is added from place to place along each axis.
-    """
+    """An array whose shape and elements depend on sizes."""
 
     dtype: np.dtype[Any]
     shape: tuple[Formula, ...]
+    # Each element, of a small array whose shape is the same at all sizes; None for a larger one.
     elements: tuple[Formula, ...] | None
+    # first, steps: of a larger one its first element, and what is added from place to place along each axis.
     first: Formula
     steps: tuple[Formula, ...]
 

@@ -109,15 +109,9 @@ def _is_size(formula: Formula, place: int, count: int) -> bool:
 
 @dataclass(kw_only=True)
 class _Arithmetic:
-    """Nodes that compute arrays from sizes.
+    """Nodes that compute arrays from sizes."""
 
-    Parameters
-    ----------
-    sizes
-        An input and an axis for each size.
-    """
-
-    sizes: Sequence[tuple[str, int]]
+    sizes: Sequence[tuple[str, int]]  # an input and an axis for each size
     nodes: list[NodeProto] = field(default_factory=list)
     constants: list[TensorProto] = field(default_factory=list)
     _made: dict[Any, str] = field(default_factory=dict)

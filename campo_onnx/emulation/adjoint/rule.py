@@ -17,21 +17,14 @@ class NoRuleError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One node of the step whose results have a gradient.
-
-    Parameters
-    ----------
-    inputs, outputs
-        Values of the step, by position; None where omitted.
-    gradients
-        Of the outputs; None where there is none.
-    """
+    """One node of the step whose results have a gradient."""
 
     op_type: str
     attributes: Mapping[str, Any]
+    # inputs, outputs: values of the step, by position; None where omitted.
     inputs: tuple[Value | None, ...]
     outputs: tuple[Value | None, ...]
-    gradients: tuple[Value | None, ...]
+    gradients: tuple[Value | None, ...]  # of the outputs; None where there is none
 
     def input(self, position: int) -> Value:
         """Give an input that every such node has."""

@@ -23,21 +23,13 @@ class NodeClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Classification:
-    """Classes of all nodes.
-
-    Parameters
-    ----------
-    contained
-        Readings through which a deny node's unsafety does not spread.
-    taint_through_decisions
-        Whether comparison results, masks and indices carry unsafety, as they do in TensorFlow.
-    released
-        Nodes that data shows to be harmless in low precision, whatever lies upstream.
-    """
+    """Classes of all nodes."""
 
     classes: Mapping[str, NodeClass]
-    contained: frozenset[Use]
+    contained: frozenset[Use]  # readings through which a deny node's unsafety does not spread
+    # Whether comparison results, masks and indices carry unsafety, as they do in TensorFlow.
     taint_through_decisions: bool
+    # Nodes that data shows to be harmless in low precision, whatever lies upstream.
     released: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:

@@ -43,34 +43,24 @@ Where = Callable[[str], str]  # the place of a word that is wrong, for messages
 class OpLists:
     """Disjoint lists of operators, and the rules that go with them.
 
-    Parameters
-    ----------
-    name
-        Name of the preset or of the user's file; overrides show in it.
-    patterns
-        Pattern rules in force, out of :data:`PATTERNS`.
-    taint_through_decisions
-        Whether values that are not floating point (comparison results, masks, indices) carry
-        unsafety on.
-    safety_deny
-        Operators that are on none of `allow`, `infer` and `clear`; on no list, they are denied. None takes
-        :data:`SAFETY_DENY`.
-
     Raises
     ------
     UsageError
         When lists overlap, release an operator of `safety_deny` or name an unknown pattern rule.
     """
 
-    name: str
+    name: str  # name of the preset or of the user's file; overrides show in it
     title: str
     allow: frozenset[OpKey]
     infer: frozenset[OpKey]
     clear: frozenset[OpKey]
     deny: frozenset[OpKey]
     unlisted: frozenset[OpKey] = frozenset()
-    patterns: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()  # pattern rules in force, out of PATTERNS
+    # Whether values that are not floating point (comparison results, masks, indices) carry unsafety on.
     taint_through_decisions: bool = True
+    # Operators that are on none of `allow`, `infer` and `clear`; on no list, they are denied. None takes
+    # SAFETY_DENY.
     safety_deny: frozenset[OpKey] | None = None
 
     def __post_init__(self) -> None:

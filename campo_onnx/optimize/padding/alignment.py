@@ -32,21 +32,13 @@ class Axis(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alignment:
-    """Zeros to append to the tensors of one node.
+    """Zeros to append to the tensors of one node."""
 
-    Parameters
-    ----------
-    inputs
-        Zeros by input position; inputs that stay as they are are absent.
-    output
-        What the result is longer by, or None when its size stays.
-    zero_filled
-        Whether what the result is longer by is zero, so that the next product may read it as it
-        is. A bias that is broadcast along such an axis fills it.
-    """
-
+    # Zeros by input position; inputs that stay as they are are absent.
     inputs: Mapping[int, Ends] = field(default_factory=lambda: MappingProxyType({}))
-    output: Ends | None = None
+    output: Ends | None = None  # what the result is longer by, or None when its size stays
+    # Whether what the result is longer by is zero, so that the next product may read it as it is. A bias that
+    # is broadcast along such an axis fills it.
     zero_filled: bool = True
 
     def applied_to(self, signature: Signature) -> Signature:

@@ -35,21 +35,14 @@ _FIRST_OPSET = 11
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PadLimits:
-    """Limits of padding: the tensors that may grow, and the gain that is asked.
+    """Limits of padding: the tensors that may grow, and the gain that is asked."""
 
-    Parameters
-    ----------
-    threshold_us
-        What padding one node must gain beyond its predicted cost: the paper's threshold.
-    stored
-        Constants whose bytes are in the model file. They are padded there, at no cost; any other
-        tensor is padded in every step.
-    open_axes
-        Axes whose size the written file does not fix.
-    """
-
+    # What padding one node must gain beyond its predicted cost: the paper's threshold.
     threshold_us: float = 0.0
+    # Constants whose bytes are in the model file. They are padded there, at no cost; any other tensor is
+    # padded in every step.
     stored: frozenset[str] = field(default_factory=frozenset)
+    # Axes whose size the written file does not fix.
     open_axes: frozenset[Axis] = field(default_factory=frozenset)
 
 

@@ -93,23 +93,13 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedCast:
-    """One new Cast, shared by everybody who wants the tensor in `dst`.
+    """One new Cast, shared by everybody who wants the tensor in `dst`."""
 
-    Parameters
-    ----------
-    tensor
-        Name of the tensor in FP32.
-    producer
-        Node that makes the tensor; ``""`` for a graph input.
-    consumers
-        Who reads the result; empty when only the graph's caller does.
-    """
-
-    tensor: str
+    tensor: str  # name of the tensor in FP32
     src: Precision
     dst: Precision
-    producer: str
-    consumers: tuple[Use, ...]
+    producer: str  # node that makes the tensor; `""` for a graph input
+    consumers: tuple[Use, ...]  # who reads the result; empty when only the graph's caller does
     cast_us: float
 
     def __post_init__(self) -> None:
@@ -119,40 +109,23 @@ class PlannedCast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExistingCast:
-    """One Cast of the given graph that is used by more, or by nobody any more.
-
-    Parameters
-    ----------
-    tensor, low_tensor
-        The tensor in FP32, and its low version that is read from now on.
-    consumers
-        Who is turned to `low_tensor`.
-    cast_us
-        Its time: saved where it is dropped, spent anyway where it is reused.
-    """
+    """One Cast of the given graph that is used by more, or by nobody any more."""
 
     node: str
+    # tensor, low_tensor: the tensor in FP32, and its low version that is read from now on.
     tensor: str
     low_tensor: str
-    consumers: tuple[Use, ...]
-    cast_us: float
+    consumers: tuple[Use, ...]  # who is turned to `low_tensor`
+    cast_us: float  # its time: saved where it is dropped, spent anyway where it is reused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LowConstant:
-    """One constant that gets a low version in the file.
+    """One constant that gets a low version in the file."""
 
-    Parameters
-    ----------
-    tensor
-        Its name in FP32.
-    keeps_fp32
-        Whether somebody still reads the FP32 one; otherwise that is left out.
-    """
-
-    tensor: str
+    tensor: str  # its name in FP32
     consumers: tuple[Use, ...]
-    keeps_fp32: bool
+    keeps_fp32: bool  # whether somebody still reads the FP32 one; otherwise that is left out
 
 
 class PadBy(StrEnum):
@@ -166,40 +139,20 @@ class PadBy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaddedTensor:
-    """One tensor of a padded node.
+    """One tensor of a padded node."""
 
-    Parameters
-    ----------
-    tensor
-        Its name in FP32, at its own size.
-    position
-        Where among the node's inputs or outputs.
-    ends
-        Zeros appended to each axis.
-    by
-        What brings it to that size, or an output back to its own.
-    """
-
-    tensor: str
-    position: int
-    ends: tuple[int, ...]
-    by: PadBy
+    tensor: str  # its name in FP32, at its own size
+    position: int  # where among the node's inputs or outputs
+    ends: tuple[int, ...]  # zeros appended to each axis
+    by: PadBy  # what brings it to that size, or an output back to its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedPad:
-    """One matrix product that is zero-padded to fit tensor cores.
-
-    Parameters
-    ----------
-    gain_us
-        What its kernel saves, Pads and Slices not counted.
-    pads_us
-        Time of the Pads and Slices it brings; a shared Pad counts at its first consumer.
-    """
+    """One matrix product that is zero-padded to fit tensor cores."""
 
     node: str
     inputs: tuple[PaddedTensor, ...]
     output: PaddedTensor | None
-    gain_us: float
-    pads_us: float
+    gain_us: float  # what its kernel saves, Pads and Slices not counted
+    pads_us: float  # time of the Pads and Slices it brings; a shared Pad counts at its first consumer

@@ -203,11 +203,6 @@ def _numbers(reason: Reason) -> frozenset[str]:
 class Verdict:
     """Why one node has its precision.
 
-    Parameters
-    ----------
-    facts
-        What its sentence speaks of: times, tensors, values.
-
     Raises
     ------
     ValueError
@@ -220,6 +215,7 @@ class Verdict:
     """
 
     decided_by: Reason
+    # What its sentence speaks of: times, tensors, values.
     facts: Mapping[str, Fact] = field(default_factory=lambda: NO_FACTS)
 
     def __post_init__(self) -> None:

@@ -13,17 +13,12 @@ from campo_onnx.optimize.plan.reason import Reason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpRow:
-    """One operator's share of the step.
-
-    Parameters
-    ----------
-    fp32_us, planned_us
-        Predicted time of all of them before and after, with pads but without casts.
-    """
+    """One operator's share of the step."""
 
     op_type: str
     nodes: int
     low_nodes: int
+    # fp32_us, planned_us: predicted time of all of them before and after, with pads but without casts.
     fp32_us: float
     planned_us: float
 
@@ -41,24 +36,16 @@ class KeptRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A plan in numbers.
-
-    Parameters
-    ----------
-    float_nodes
-        Nodes of floats in the planned graph, without Casts that it drops.
-    other_low
-        Nodes that the file has in another low precision, each with their count.
-    ops, kept
-        Rows by predicted FP32 time, longest first.
-    """
+    """A plan in numbers."""
 
     plan: Plan
-    float_nodes: int
+    float_nodes: int  # nodes of floats in the planned graph, without Casts that it drops
     low_nodes: int
+    # Nodes that the file has in another low precision, each with their count.
     other_low: tuple[tuple[Precision, int], ...]
     casts_down: int
     casts_up: int
+    # ops, kept: rows by predicted FP32 time, longest first.
     ops: tuple[OpRow, ...]
     kept: tuple[KeptRow, ...]
     unknown_ops: tuple[tuple[str, int], ...]

@@ -7,29 +7,18 @@ from campo_onnx.optimize.plan.reason import Reason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RulePrice:
-    """One rule, and the fastest step without it.
-
-    Parameters
-    ----------
-    subject
-        Operator, or finding of a pattern rule, that it is about; ``""`` where it is about values or places.
-    price_us
-        What the fastest step without it saves. Prices of several rules do not add up.
-    low_nodes
-        How many more nodes are in low precision there; negative where casts are saved in another way.
-    error
-        Error of that step on the batches, emulated; None where there were none, or it is not finite.
-    breaks
-        Whether values of that step are not finite on the batches.
-    """
+    """One rule, and the fastest step without it."""
 
     rule: Reason
+    # Operator, or finding of a pattern rule, that it is about; `""` where it is about values or places.
     subject: str = ""
     nodes: int
-    price_us: float
+    price_us: float  # what the fastest step without it saves. Prices of several rules do not add up.
+    # How many more nodes are in low precision there; negative where casts are saved in another way.
     low_nodes: int
+    # Error of that step on the batches, emulated; None where there were none, or it is not finite.
     error: float | None = None
-    breaks: bool = False
+    breaks: bool = False  # whether values of that step are not finite on the batches
 
     @property
     def title(self) -> str:
@@ -48,19 +37,12 @@ class RulePrice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RulePrices:
-    """Prices of all rules that bind, the dearest first.
+    """Prices of all rules that bind, the dearest first."""
 
-    Parameters
-    ----------
-    predicted_us
-        The fastest step with all rules, which is what prices are beside: the step of the plan itself may be
-        longer, as another point of the frontier, or one that gained too little.
-    error
-        Its error on the batches, emulated; None where there were none.
-    """
-
+    # The fastest step with all rules, which is what prices are beside: the step of the plan itself may be
+    # longer, as another point of the frontier, or one that gained too little.
     predicted_us: float
-    error: float | None = None
+    error: float | None = None  # its error on the batches, emulated; None where there were none
     prices: tuple[RulePrice, ...]
 
     def sentence(self, price: RulePrice) -> str:

@@ -28,15 +28,9 @@ class Finding(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """Classes a rule gives to nodes, and readings that carry no unsafety.
+    """Classes a rule gives to nodes, and readings that carry no unsafety."""
 
-    Parameters
-    ----------
-    classes
-        New class and what the node is (a :class:`Finding`; rules of others have an enum of their own), by
-        node name.
-    """
-
+    # New class and what the node is (a Finding; rules of others have an enum of their own), by node name.
     classes: Mapping[str, tuple[OpClass, StrEnum]] = field(default_factory=dict)
     contained: frozenset[Use] = frozenset()
 
