@@ -192,7 +192,6 @@ def telling_what_is_kept(timings: "Store") -> Iterator[None]:
 def _calibration(file: str, runtime: str) -> "Calibration":
     """Read a calibration file of a runtime, and say what speaks against it."""
     from campo_onnx.calibrate.calibration import load_calibration
-    from campo_onnx.calibrate.quality import doubt
     from campo_onnx.runtime.registry import runtime_called
 
     calibration = load_calibration(Path(file))
@@ -206,7 +205,7 @@ def _calibration(file: str, runtime: str) -> "Calibration":
     here = runtime_called(machine.runtime)
     if not here.problem("cpu") and (now := here.version) != machine.ort:
         print_note(f"{file} was made with {machine.software}, and this is {now}: times may differ.")
-    if why := doubt(calibration):
+    if why := calibration.doubt:
         print_warning(f"{file}: {why}.")
     return calibration
 

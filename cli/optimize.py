@@ -229,7 +229,7 @@ def _page(
     measured: "BenchResult | None",
 ) -> str:
     from campo_onnx.errors import ModelError, UnsupportedModelError
-    from campo_onnx.planning.alternatives import alternatives
+    from campo_onnx.planning.advice import alternatives
     from campo_onnx.report.plan_page import plan_page
 
     drift = {}

@@ -19,6 +19,13 @@ from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.machine import Machine
 from campo_onnx.targets.target import Target
 
+LEAST_ACCURACY = 0.7
+"""M_A (1 minus the mean relative error on held-out shapes) below which a calibration is not taken by itself.
+
+Low precision halves the time of a node that only moves memory. Where predictions of both precisions are
+off by 30 % on average, it is no longer clear which of the two is faster.
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
@@ -96,6 +103,20 @@ class Calibration:
     def score(self) -> float | None:
         """M_A over all held-out shapes of all operators; None where no operator has a model of its own."""
         return self.mean(lambda scores: scores.chosen)
+
+    @property
+    def doubt(self) -> str:
+        """Why it is too poor to decide by; ``""`` when it is not."""
+        score = self.score
+        what, figure = "operators", score
+        if score is None or self.cast_score < LEAST_ACCURACY <= score:
+            what, figure = "Casts", self.cast_score
+        if figure is None or figure >= LEAST_ACCURACY:
+            return ""
+        return (
+            f"M_A of its {what} on held-out shapes is {figure:.1%}, and {LEAST_ACCURACY:.0%} is needed to "
+            "decide by; measure more shapes on an idle machine"
+        )
 
     @property
     def operators(self) -> int:

@@ -23,7 +23,7 @@ from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.registry import machine, processor_for
 from campo_onnx.runtime.timing import Timing
 from campo_onnx.scale.cluster import RayPool
-from campo_onnx.scale.work import Task, run
+from campo_onnx.scale.work import Task
 
 CHUNK = 8
 """Nodes in a task: some seconds of work, which is what a worker that dies costs."""
@@ -114,8 +114,15 @@ def campaign(
                     resources=kind.resources,
                 )
             )
-    outcomes = run(tasks, pool, _IntoStore(store), advance)
-    return tuple(dict.fromkeys(outcome.failure for outcome in outcomes.values() if outcome.failure))
+    advance(0, len(tasks))
+    failures: dict[str, str] = {}
+    for done, (task, outcome) in enumerate(pool.outcomes(tasks), 1):
+        if outcome.failure:
+            failures[task.key] = outcome.failure
+        else:
+            _keep(outcome.value, store)
+        advance(done, len(tasks))
+    return tuple(dict.fromkeys(failures[task.key] for task in tasks if task.key in failures))
 
 
 def time_chunk(
@@ -167,26 +174,14 @@ def _nodes_of(workload: Workload, machine: Machine, precision: Precision) -> Ite
                 yield signature
 
 
-class _IntoStore:
-    """Keeps what tasks timed; whether a task is to be done was asked of the store before."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def __contains__(self, key: object) -> bool:
-        return False
-
-    def __getitem__(self, key: str) -> Any:
-        raise KeyError(key)
-
-    def add(self, key: str, value: Any, *, cpu_s: float = 0.0) -> None:
-        for row in value:
-            timing_key = TimingKey(
-                machine=from_plain(row["machine"], Machine),
-                signature=row["signature"],
-                execution=Execution(row["execution"]),
-            )
-            self._store.add(timing_key, from_plain(row["timing"], Timing))
+def _keep(rows: Sequence[Mapping[str, Any]], store: Store) -> None:
+    for row in rows:
+        key = TimingKey(
+            machine=from_plain(row["machine"], Machine),
+            signature=row["signature"],
+            execution=Execution(row["execution"]),
+        )
+        store.add(key, from_plain(row["timing"], Timing))
 
 
 def _identify(provider: str, threads: int) -> Any:

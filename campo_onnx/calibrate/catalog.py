@@ -10,7 +10,6 @@ from pathlib import Path
 
 from campo_onnx import files
 from campo_onnx.calibrate.calibration import Calibration, load_calibration
-from campo_onnx.calibrate.quality import doubt
 from campo_onnx.hardware.datasheet import matching
 from campo_onnx.measure.store import Execution
 from campo_onnx.ops.precision import Precision
@@ -73,12 +72,12 @@ def found_calibrations(
     if os.path.lexists(own):
         files.check_file(own, title=f"the calibration {own}", remedy="Remove the link.")
         calibration = load_calibration(own)
-        refusal = _misfit(calibration, target.name) or doubt(calibration)
+        refusal = _misfit(calibration, target.name) or calibration.doubt
         yield CatalogEntry(calibration=calibration, origin=Origin.HERE, file=str(own), refusal=refusal)
     file = (shipped or shipped_folder()).joinpath(name)
     if file.is_file():
         calibration = Calibration.from_json(file.read_bytes(), str(file))
-        refusal = _other_cores(calibration.machine) or doubt(calibration)
+        refusal = _other_cores(calibration.machine) or calibration.doubt
         yield CatalogEntry(calibration=calibration, origin=Origin.SHIPPED, file=str(file), refusal=refusal)
 
 

@@ -52,9 +52,9 @@ def _ints(values: list[int]) -> tuple[tuple[int, Shape], NDArray[Any]]:
     return (int(TensorProto.INT64), (len(values),)), np.asarray(values, np.int64)
 
 
-def _unary(random: Random, target: float, attributes: Mapping[str, Any] | None = None) -> SampledNode:
+def _unary(random: Random, target: float) -> SampledNode:
     shape = activation(random, target)
-    return SampledNode(inputs=_floats(shape), outputs=(shape,), attributes=attributes or {})
+    return SampledNode(inputs=_floats(shape), outputs=(shape,))
 
 
 def _binary(random: Random, target: float, output_dtype: int = FLOAT) -> SampledNode:
@@ -110,34 +110,22 @@ def _gemm(random: Random, target: float) -> SampledNode:
 
 
 def _conv(random: Random, target: float) -> SampledNode:
-    data, weight, pad, stride = convolution(random, target)
-    size = (data[2] + 2 * pad - weight[2]) // stride + 1
-    return SampledNode(
-        inputs=_floats(data, weight),
-        outputs=((data[0], weight[0], size, size),),
-        attributes={"kernel_shape": list(weight[2:]), "pads": [pad] * 4, "strides": [stride] * 2},
-    )
+    return _convolved(*convolution(random, target), {})
 
 
 def _conv_transpose(random: Random, target: float) -> SampledNode:
-    data, weight, pad, stride = convolution(random, target)
-    filters, channels, kernel, _ = weight
+    data, (filters, channels, kernel, _), pad, stride = convolution(random, target)
     size = stride * (data[2] - 1) + kernel - 2 * pad
     return SampledNode(
         inputs=_floats(data, (channels, filters, kernel, kernel)),
         outputs=((data[0], filters, size, size),),
-        attributes={"kernel_shape": [kernel] * 2, "pads": [pad] * 4, "strides": [stride] * 2},
+        attributes=_window(kernel, pad, stride),
     )
 
 
 def _grouped_conv(random: Random, target: float) -> SampledNode:
     data, weight, pad, stride, groups = grouped_convolution(random, target)
-    size = (data[2] + 2 * pad - weight[2]) // stride + 1
-    return SampledNode(
-        inputs=_floats(data, weight),
-        outputs=((data[0], weight[0], size, size),),
-        attributes=_window(weight[2], pad, stride, groups),
-    )
+    return _convolved(data, weight, pad, stride, {"group": groups})
 
 
 def _grouped_conv_transpose(random: Random, target: float) -> SampledNode:
@@ -148,12 +136,21 @@ def _grouped_conv_transpose(random: Random, target: float) -> SampledNode:
     return SampledNode(
         inputs=_floats((data[0], weight[0], size, size), weight),
         outputs=((*data[:2], restored, restored),),
-        attributes=_window(weight[2], pad, stride, groups),
+        attributes={**_window(weight[2], pad, stride), "group": groups},
     )
 
 
-def _window(kernel: int, pad: int, stride: int, groups: int) -> dict[str, Any]:
-    return {"kernel_shape": [kernel] * 2, "pads": [pad] * 4, "strides": [stride] * 2, "group": groups}
+def _convolved(data: Shape, weight: Shape, pad: int, stride: int, more: Mapping[str, int]) -> SampledNode:
+    size = (data[2] + 2 * pad - weight[2]) // stride + 1
+    return SampledNode(
+        inputs=_floats(data, weight),
+        outputs=((data[0], weight[0], size, size),),
+        attributes={**_window(weight[2], pad, stride), **more},
+    )
+
+
+def _window(kernel: int, pad: int, stride: int) -> dict[str, Any]:
+    return {"kernel_shape": [kernel] * 2, "pads": [pad] * 4, "strides": [stride] * 2}
 
 
 def _pool(random: Random, target: float) -> SampledNode:

@@ -50,8 +50,6 @@ def costs_for(
         If a calibration or profile is of another device or precision, ``model`` is asked for and the
         user's calibration was made with other software, or ``measure`` is asked for a device that is
         not this machine's.
-    DeviceUnavailableError
-        If the device's provider does not load.
     ProfileError
         If the profile is of another graph, or the store fails.
     """
@@ -97,15 +95,7 @@ def is_here(target: Target) -> bool:
 
 
 def this_machine(target: Target, threads: int = 0) -> Machine:
-    """Identify this machine, which must have the device.
-
-    Raises
-    ------
-    DeviceUnavailableError
-        If the device's provider does not load.
-    DeviceMismatchError
-        If this machine has another processor.
-    """
+    """Identify this machine, which must have the device."""
     name = target.runtime.name
     here = machine(processor_for(target.hardware.processor, name), threads, name)
     is_gpu = target.hardware.is_gpu

@@ -49,19 +49,16 @@ def draw_batches(
 ) -> Iterator[Batch]:
     """Draw batches, the most ordinary first; the same ones for the same graph.
 
+    They hold ordinary values; rows that are empty, repeated and extreme; values next to the constants they
+    meet; large coordinates; smooth rows and small offsets, whose differences are small. A batch that would be
+    like the ones before is left out.
+
     Parameters
     ----------
     products
         Nodes that multiply by weights: an input that reaches none of them may hold large values.
     nodes
         Draw values for what these nodes read; None draws them for every input.
-
-    Yields
-    ------
-    Batch
-        Ordinary values; rows that are empty, repeated and extreme; values next to the constants they meet;
-        large coordinates; smooth rows and small offsets, whose differences are small. A batch that would be
-        like the ones before is left out.
 
     Raises
     ------

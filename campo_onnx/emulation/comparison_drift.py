@@ -5,21 +5,17 @@ from dataclasses import replace
 from enum import StrEnum
 from types import MappingProxyType
 
-import numpy as np
 import onnx
 
 from campo_onnx.emulation.batches import draw_batches
 from campo_onnx.emulation.dfp16 import emulate_dfp16
-from campo_onnx.emulation.drift import Arrays, Reference
+from campo_onnx.emulation.drift import Arrays, Reference, references, unfinite_in, worst_drift
 from campo_onnx.emulation.numerics import emulate, seeded
 from campo_onnx.errors import ModelError, UnsupportedModelError
 from campo_onnx.ir.importer import Imported
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.plan.rewrite import rewrite
-from campo_onnx.optimize.safety import earlier_versions
 from campo_onnx.planning.comparison import Comparison, Drift
-from campo_onnx.runtime.chunked_run import run_in_pieces
-from campo_onnx.runtime.registry import machine
 
 
 class Numerics(StrEnum):
@@ -46,14 +42,14 @@ def with_drift(
         If the FP32 step itself fails on the batch, or is not finite.
     """
     imported = comparison.imported
-    reference = _reference(imported, next(draw_batches(imported.view)).feeds if feeds is None else feeds)
-    for name, value in reference.outputs.items():
-        if np.issubdtype(value.dtype, np.floating) and not np.isfinite(value).all():
-            raise ModelError(
-                f"the FP32 step is not finite in {name!r}",
-                why="what is not finite in FP32 says nothing about a lower precision",
-                remedy="Name a batch it is finite on, with --inputs.",
-            )
+    batch = next(draw_batches(imported.view)).feeds if feeds is None else feeds
+    (reference,) = references(imported, [batch])
+    if (name := unfinite_in(reference.outputs)) is not None:
+        raise ModelError(
+            f"the FP32 step is not finite in {name!r}",
+            why="what is not finite in FP32 says nothing about a lower precision",
+            remedy="Name a batch it is finite on, with --inputs.",
+        )
     drifts: dict[object, Mapping[str, Drift]] = {}
     rows = []
     for row in comparison.rows:
@@ -72,23 +68,7 @@ def output_drift(
     imported: Imported, mixed: onnx.ModelProto, batches: Iterable[Arrays], dims: Mapping[str, int]
 ) -> dict[str, float]:
     """Relative error of every output of a planned step, emulated: the largest over some batches."""
-    emulated, worst = seeded(emulate(mixed, dims)), dict[str, float]()
-    for feeds in batches:
-        reference = _reference(imported, feeds)
-        actual = run_in_pieces(emulated, feeds, reference.machine, folder=imported.folder)
-        for name, error in reference.drift_of(actual).items():
-            worst[name] = max(error, worst.get(name, 0.0))
-    return worst
-
-
-def _reference(imported: Imported, feeds: Arrays) -> Reference:
-    return Reference(
-        model=seeded(imported.model),
-        feeds=feeds,
-        earlier=earlier_versions(imported.view),
-        machine=machine("cpu"),
-        folder=imported.folder,
-    )
+    return worst_drift(seeded(emulate(mixed, dims)), references(imported, batches))
 
 
 def _title(numerics: Numerics, plan: Plan) -> str:
@@ -100,8 +80,7 @@ def _drift(
 ) -> Drift:
     try:
         emulated = emulate_dfp16(mixed, dims) if numerics is Numerics.DFP16 else emulate(mixed, dims)
-        actual = run_in_pieces(seeded(emulated), reference.feeds, reference.machine, folder=reference.folder)
-        errors = reference.drift_of(actual)
+        errors = reference.drift_of(reference.run(seeded(emulated)))
     except (ModelError, UnsupportedModelError) as error:
         return Drift(error=None, output="", why=str(error))
     worst = max(errors, key=lambda name: errors[name], default="")

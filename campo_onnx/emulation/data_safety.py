@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from campo_onnx.emulation.drift import Reference, most_drift
+from campo_onnx.emulation.drift import Reference, most_drift, references, worst_drift
 from campo_onnx.emulation.numerics import emulate, seeded
 from campo_onnx.emulation.ranges import Range, ranges_of
 from campo_onnx.errors import CheckFailedError, UsageError
@@ -23,11 +23,8 @@ from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.plan.reason import Reason, Verdict
 from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.optimize.problem import Problem
-from campo_onnx.optimize.safety import earlier_versions
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import decide, problem_of
-from campo_onnx.runtime.chunked_run import run_in_pieces
-from campo_onnx.runtime.registry import machine
 
 Feeds = Mapping[str, NDArray[Any]]
 Progress = Callable[[str], None]
@@ -117,21 +114,15 @@ def measure_safety(
         raise UsageError("safety on data needs a batch", remedy="Give one with --inputs batch.npz.")
     for feeds in batches:
         _refuse_unfinite(feeds, "the batch", "is not a number")
-    here = machine("cpu")
-    model = seeded(imported.model)
     tell("running the FP32 step")
-    earlier = earlier_versions(imported.view)
-    references = [
-        Reference(model=model, feeds=feeds, earlier=earlier, machine=here, folder=imported.folder)
-        for feeds in batches
-    ]
-    for reference in references:
-        _refuse_unfinite(reference.outputs, "the FP32 step", "is not finite on this batch")
+    steps = references(imported, batches)
+    for step in steps:
+        _refuse_unfinite(step.outputs, "the FP32 step", "is not finite on this batch")
     problem = problem or problem_of(imported, options)
     tell("recording ranges")
-    ranges = ranges_of(model, _reads_and_results(problem), batches, options.low, here)
+    ranges = ranges_of(steps[0].model, _reads_and_results(problem), batches, options.low, steps[0].machine)
     forbidden: Forbidden = MappingProxyType(dict(_breaking(problem, ranges)))
-    search = _Search(imported, options, references, budget, tell, problem, plan)
+    search = _Search(imported, options, steps, budget, tell, problem, plan)
     forbidden, before, drift_before = search.within_budget(problem, forbidden)
     groups = _groups(problem.informed(forbidden, ()))
     released, after, drift_after = search.best(groups, forbidden, before, drift_before)
@@ -174,12 +165,7 @@ class _Search:
         if plan is None or forbidden or released:
             plan = decide(self._problem.informed(forbidden, released), self._imported, self._options)
         mixed = seeded(emulate(rewrite(self._imported, plan), self._options.dims))
-        worst: dict[str, float] = {}
-        for reference in self._references:
-            actual = run_in_pieces(mixed, reference.feeds, reference.machine, folder=self._imported.folder)
-            for name, error in reference.drift_of(actual).items():
-                worst[name] = max(worst.get(name, 0.0), error)
-        return plan, worst
+        return plan, worst_drift(mixed, self._references)
 
     def within_budget(
         self, problem: Problem, forbidden: Forbidden

@@ -70,6 +70,8 @@ def emulate_dfp16(
     add such sums up in FP32 (section 4.3). What a product makes only for FP32, as a weight's gradient, is
     not quantized (section 4.1). All other low nodes compute in FP32 on the values of quantized tensors.
 
+    The result is in FP32, to be run with graph optimizations off.
+
     Parameters
     ----------
     model
@@ -79,15 +81,8 @@ def emulate_dfp16(
     shift
         Bits by which the factors of products are shifted right.
 
-    Returns
-    -------
-    onnx.ModelProto
-        A graph in FP32, to be run with graph optimizations off.
-
     Raises
     ------
-    UsageError
-        If `chain` or `shift` is out of range.
     UnsupportedModelError
         If an input or output is low, a body of If, Loop or Scan is, or a product cannot be cut into sums.
     """

@@ -12,9 +12,13 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
-from campo_onnx.ops.precision import Precision
+from campo_onnx.emulation.numerics import difference, emulate, seeded
+from campo_onnx.ir.importer import Imported
+from campo_onnx.ops.precision import Precision, is_low_dtype
+from campo_onnx.optimize.safety import earlier_versions
 from campo_onnx.runtime.chunked_run import run_in_pieces
 from campo_onnx.runtime.machine import Machine
+from campo_onnx.runtime.registry import machine
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 Outputs: TypeAlias = Iterable[tuple[str, NDArray[Any]]]
@@ -73,7 +77,12 @@ class Reference:
         """Results of the step on the batch."""
         if self.computed is not None:
             return self.computed
-        return dict(run_in_pieces(self.model, self.feeds, self.machine, folder=self.folder))
+        return dict(self.run(self.model))
+
+    def run(self, model: onnx.ModelProto, feeds: Arrays | None = None) -> Outputs:
+        """Run another step on the batch, or on other values; outputs come one after another."""
+        values = self.feeds if feeds is None else feeds
+        return run_in_pieces(model, values, self.machine, folder=self.folder)
 
     @cached_property
     def _base_of(self) -> Mapping[str, str]:
@@ -93,7 +102,7 @@ class Reference:
     def own_error(self) -> Mapping[str, float]:
         """Relative error of FP32 itself, by output."""
         changed, feeds = _with_weights_changed(self.model), _changed(self.feeds)
-        again = run_in_pieces(changed, feeds, self.machine, folder=self.folder)
+        again = self.run(changed, feeds)
         return {
             name: self._own(name, value, feeds) / self._sizes[name]
             for name, value in again
@@ -106,17 +115,14 @@ class Reference:
         A rectifier or a max pooling that chooses otherwise changes a gradient at once, however little the
         values changed: what FP32 loses in its last bit does not show it. No mixed step can be better.
 
-        Returns
-        -------
-        mapping
-            By floating-point output, the largest of a few draws; infinite where one is not finite.
+        Of each floating-point output it is the largest of a few draws; infinite where one is not finite.
         """
         worst: dict[str, float] = {}
         step = 2.0 ** -(low.fraction_bits + 1)
         for seed in range(_DRAWS):
             changed = _with_weights_changed(self.model, step=step, seed=2 * seed + 1)
             feeds = _changed(self.feeds, step=step, seed=2 * seed)
-            for name, value in run_in_pieces(changed, feeds, self.machine, folder=self.folder):
+            for name, value in self.run(changed, feeds):
                 if size := self._sizes.get(name):
                     error = self._own(name, value, feeds) / size if np.isfinite(value).all() else float("inf")
                     worst[name] = max(worst.get(name, 0.0), error)
@@ -135,15 +141,12 @@ class Reference:
     def drift_of(self, actual: Arrays | Outputs) -> dict[str, float]:
         """Compare another step's outputs.
 
+        Of floats it is the relative L2 error; of integers and truth values, the share that differs.
+
         Parameters
         ----------
         actual
             The outputs; or one after another, so that they need not all be held at once.
-
-        Returns
-        -------
-        dict
-            By output: relative L2 error of floats; of integers and truth values, the share that differs.
         """
         distances = {
             name: self._distance(name, value)
@@ -163,10 +166,7 @@ class Reference:
         Kinds are those of :meth:`drift_of`: scalars, vectors and matrices, and new versions of inputs apart.
         Errors that know nothing of each other add up in it.
 
-        Returns
-        -------
-        float
-            Infinite where an output is not finite. Outputs of other types than floats do not count.
+        It is infinite where an output is not finite. Outputs of other types than floats do not count.
         """
         squares: dict[tuple[bool, int], float] = {}
         for name, value in actual:
@@ -204,7 +204,7 @@ class Reference:
     def _distance(self, name: str, actual: NDArray[Any]) -> float:
         expected = self.outputs[name]
         if name in self._sizes:
-            return _difference(actual, expected)
+            return difference(actual, expected)
         return float(np.mean(actual != expected)) if expected.size else 0.0
 
     def _conditioned(self, name: str, error: float) -> float:
@@ -248,19 +248,35 @@ class Reference:
         return name in self.bases, min(self.outputs[name].ndim, 2)
 
 
+def references(imported: Imported, batches: Iterable[Arrays]) -> tuple[Reference, ...]:
+    """Prepare the FP32 step of a graph on each batch; what is low in the file is emulated."""
+    is_mixed = any(is_low_dtype(info.dtype) for info in imported.view.tensors.values())
+    model = seeded(emulate(imported.model) if is_mixed else imported.model)
+    earlier, here = earlier_versions(imported.view), machine("cpu")
+    return tuple(
+        Reference(model=model, feeds=feeds, earlier=earlier, machine=here, folder=imported.folder)
+        for feeds in batches
+    )
+
+
+def worst_drift(model: onnx.ModelProto, batches: Iterable[Reference]) -> dict[str, float]:
+    """Run another step on some batches, and compare every output: the largest error of each."""
+    worst: dict[str, float] = {}
+    for reference in batches:
+        for name, error in reference.drift_of(reference.run(model)).items():
+            worst[name] = max(error, worst.get(name, 0.0))
+    return worst
+
+
+def unfinite_in(arrays: Arrays) -> str | None:
+    """Name the first array with a value that is not finite."""
+    floats = (name for name, value in arrays.items() if np.issubdtype(value.dtype, np.floating))
+    return next((name for name in floats if not np.isfinite(arrays[name]).all()), None)
+
+
 def _size(array: NDArray[Any]) -> float:
     with np.errstate(invalid="ignore", over="ignore"):
         return float(np.linalg.norm(array))
-
-
-def _difference(actual: NDArray[Any], expected: NDArray[Any]) -> float:
-    """L2 norm of the difference; values that are the same infinity, or both no number, do not differ."""
-    a, e = actual.astype(np.float64), expected.astype(np.float64)
-    differs = ~((a == e) | (np.isnan(a) & np.isnan(e)))
-    if not differs.any():
-        return 0.0
-    error = _size((a - e)[differs]) if np.isfinite(a[differs]).all() else float("inf")
-    return error if np.isfinite(error) else float("inf")
 
 
 def _changed(feeds: Arrays, *, step: float = 0.0, seed: int = 0) -> dict[str, NDArray[Any]]:

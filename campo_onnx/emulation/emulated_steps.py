@@ -12,7 +12,6 @@ import onnx
 from campo_onnx.emulation.drift import Reference
 from campo_onnx.errors import UsageError
 from campo_onnx.files import Closing, cache_folder
-from campo_onnx.runtime.chunked_run import run_in_pieces
 from campo_onnx.scale.results import Results
 from campo_onnx.version import source_digest
 
@@ -43,10 +42,7 @@ class EmulatedSteps(Closing):
         """Run a step on every batch, and average its squared errors."""
 
         def measured() -> list[float | None]:
-            squares = (
-                r.squared_error_of(run_in_pieces(model, r.feeds, r.machine, folder=r.folder))
-                for r in self.references
-            )
+            squares = (r.squared_error_of(r.run(model)) for r in self.references)
             return [_written(sum(squares) / len(self.references))]
 
         return _read(self.once(hashlib.sha256(model.SerializeToString()).hexdigest(), measured)[0])

@@ -29,7 +29,6 @@ from campo_onnx.emulation.drift import Reference
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.roundings import Rounding
-from campo_onnx.runtime.chunked_run import run_in_pieces
 
 DIRECTIONS = 3
 """Directions of the outputs on each batch, unless told otherwise."""
@@ -65,7 +64,7 @@ class FirstOrder:
         for output, share in reference.shares.items():
             signs = 2.0 * rng.integers(0, 2, reference.outputs[output].shape) - 1.0
             feeds[self.directions[output]] = (signs * share).astype(np.float32)
-        values = dict(run_in_pieces(self.model, feeds, reference.machine, folder=reference.folder))
+        values = dict(reference.run(self.model, feeds))
         return {
             rounding: [_finite(values[name]) for name in names] for rounding, names in self.outputs.items()
         }

@@ -139,8 +139,6 @@ def chosen_plan(
 
     Parameters
     ----------
-    imported, problem, options, batches, most_runs, tell
-        See :func:`measured_frontier`.
     most_error
         Take the fastest plan of at most this error, as predicted and as emulated.
     most_us

@@ -27,10 +27,7 @@ def rounded(
     (:func:`campo_onnx.emulation.numerics.emulate`): FP32 accumulation and low storage. A low node reads
     rounded values, and everybody reads what it rounds.
 
-    Returns
-    -------
-    onnx.ModelProto
-        To be run with graph optimizations off.
+    The result is to be run with graph optimizations off.
     """
     copy = deepcopy(model)
     writer = _Writer(copy, low)

@@ -15,15 +15,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-import onnx
-
 from campo_onnx.emulation.adjoint.rule import NoRuleError
 from campo_onnx.emulation.affordable import nominal_step_s
-from campo_onnx.emulation.drift import Arrays, Reference
+from campo_onnx.emulation.drift import Arrays, Reference, references, unfinite_in
 from campo_onnx.emulation.emulated_steps import EmulatedSteps
 from campo_onnx.emulation.first_order import DIRECTIONS, FirstOrder, first_order, squared_error
-from campo_onnx.emulation.numerics import emulate, seeded
 from campo_onnx.emulation.rounded import with_roundings
 from campo_onnx.errors import ModelError, UsageError
 from campo_onnx.ir.importer import Imported
@@ -31,9 +27,7 @@ from campo_onnx.ir.view import FLOAT, GraphView
 from campo_onnx.ops.precision import is_low_dtype
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.roundings import Rounding, roundings
-from campo_onnx.optimize.safety import earlier_versions
 from campo_onnx.optimize.strategies.optimal import free_nodes
-from campo_onnx.runtime.registry import machine
 
 MOST_RUNS = 200
 """Emulated steps for each batch that round, unless they take too long or another number is told."""
@@ -55,7 +49,7 @@ _MOST_BANDS = 8
 class Sensitivities:
     """Errors of single roundings."""
 
-    # By rounding, what it adds alone to the squared error of `Reference.squared_error_of`: the mean over batches.
+    # By rounding, what it adds alone to `Reference.squared_error_of`: the mean over the batches.
     squared_errors: Mapping[Rounding, float]
     # Roundings that were measured together with others, for want of runs; each bears a share of what was
     # measured, as large as first order says, or an equal one where it says nothing.
@@ -80,30 +74,14 @@ def references_of(imported: Imported, batches: Sequence[Arrays]) -> tuple[Refere
             why="errors are those of the loss, of gradients and of new weights",
             remedy="Export the step with its loss and its gradients as outputs.",
         )
-    references = tuple(
-        Reference(
-            model=_fp32_step(imported),
-            feeds=feeds,
-            earlier=earlier_versions(imported.view),
-            machine=machine("cpu"),
-            folder=imported.folder,
+    steps = references(imported, batches)
+    for name in filter(None, (unfinite_in(step.outputs) for step in steps)):
+        raise ModelError(
+            f"the FP32 step is not finite in {name!r}",
+            why="errors are measured against it",
+            remedy="Give a batch it is finite on.",
         )
-        for feeds in batches
-    )
-    for reference in references:
-        for name, value in reference.outputs.items():
-            if np.issubdtype(value.dtype, np.floating) and not np.isfinite(value).all():
-                raise ModelError(
-                    f"the FP32 step is not finite in {name!r}",
-                    why="errors are measured against it",
-                    remedy="Give a batch it is finite on.",
-                )
-    return references
-
-
-def _fp32_step(imported: Imported) -> onnx.ModelProto:
-    is_mixed = any(is_low_dtype(info.dtype) for info in imported.view.tensors.values())
-    return seeded(emulate(imported.model) if is_mixed else imported.model)
+    return steps
 
 
 def measure_sensitivities(

@@ -36,13 +36,7 @@ def is_external(tensor: TensorProto) -> bool:
 
 
 def external_data(tensor: TensorProto, folder: Path | None) -> ExternalData:
-    """Find the bytes of an external tensor.
-
-    Parameters
-    ----------
-    folder
-        Folder of the model file; None for a model that came without one.
-    """
+    """Find the bytes of an external tensor."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     if folder is None:

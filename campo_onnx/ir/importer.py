@@ -54,19 +54,13 @@ class Imported:
     # The graph before it was lowered for a target; None where it was not.
     given: "Imported | None" = None
     passes: tuple[str, ...] = ()
-    # The graph before what it computes in low precision was raised (`lowering/widen.py`); None if nothing was.
+    # The graph before what it computes in low precision was raised; None where nothing was.
     as_given: "Imported | None" = None
     # Nodes that compute in low precision in that graph, of the format to plan in.
     low_as_given: frozenset[str] = frozenset()
 
     def refuse_result(self) -> None:
-        """Find out before any work whether there is something to decide.
-
-        Raises
-        ------
-        UsageError
-            If the graph is a result of campo-onnx already.
-        """
+        """Refuse a graph that is a result of campo-onnx already: there is nothing to decide."""
         if self.stamp is not None:
             raise UsageError(
                 "the model is a result of campo-onnx already",

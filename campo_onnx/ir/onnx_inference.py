@@ -35,8 +35,6 @@ def infer_types(
     payload
         The model as bytes, which take less memory than the model: inputs of static shape, nodes in
         topological order, nothing declared.
-    outer_types
-        Types of its inputs and constants.
     """
     types = _inferred(payload, values=False)
     if all(name in types and static_shape(types[name]) is not None for name in wanted):

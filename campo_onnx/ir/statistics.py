@@ -41,10 +41,7 @@ class ConstantStatistics:
 def statistics_of(tensor: TensorProto, folder: Path | None) -> ConstantStatistics | None:
     """Read a constant of any size and numeric type once, a piece at a time.
 
-    Returns
-    -------
-    ConstantStatistics or None
-        None for one that holds no real numbers (text, complex numbers).
+    There are none of one that holds no real numbers (text, complex numbers).
     """
     if tensor.data_type in _NO_NUMBERS:
         return None

@@ -1,6 +1,6 @@
 """A graph of one node, to time it by itself."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -20,11 +20,8 @@ _IR_VERSION = 10
 def standalone(view: GraphView, node: str) -> Signature | None:
     """Cut one node out of a graph.
 
-    Returns
-    -------
-    Signature or None
-        None for a node that cannot stand alone: control flow, unknown shapes or types, and
-        tensors without elements.
+    There is none of a node that cannot stand alone: control flow, unknown shapes or types, and
+    tensors without elements.
     """
     signature = view.signature(node)
     return signature if signature.stands_alone else None
@@ -73,28 +70,13 @@ def one_node_model(signature: Signature, copies: int) -> onnx.ModelProto:
     convert them once for all copies, and caches would flatter all copies but the first.
     """
     view = one_node_view(signature)
-    node = view.nodes[0]
-    constants = [onnx.numpy_helper.from_array(value, name) for name, value in view.values.items()]
-    attributes = {name: value for name, value in node.attributes.items() if not _is_empty(value)}
     nodes, inputs, outputs = [], [], []
     for copy in range(copies):
         own = {t: f"{t}_{copy}" for t in (*view.inputs, *view.outputs)}
-        node_proto = helper.make_node(
-            node.op.op_type,
-            [own.get(t, t) for t in node.inputs],
-            [own.get(t, t) for t in node.outputs],
-            name=f"{NODE}_{copy}",
-            domain=node.op.domain,
-        )
-        node_proto.attribute.extend(_attribute(name, value) for name, value in attributes.items())
-        nodes.append(node_proto)
+        nodes.append(_node_proto(view, copy, own))
         inputs += [_value_info(own[t], view.tensors[t]) for t in view.inputs]
         outputs += [_value_info(own[t], view.tensors[t]) for t in view.outputs]
-    graph = helper.make_graph(nodes, "node", inputs, outputs, constants)
-    opsets = [helper.make_opsetid(domain, version) for domain, version in view.opset.items()]
-    if node.op.domain:
-        opsets.append(helper.make_opsetid("", 20))
-    return helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION)
+    return _model(view, nodes, inputs, outputs)
 
 
 def chain_model(signature: Signature, copies: int) -> onnx.ModelProto:
@@ -108,21 +90,31 @@ def chain_model(signature: Signature, copies: int) -> onnx.ModelProto:
         A node whose output it also takes as its first input; its other inputs are constants.
     """
     view = one_node_view(signature)
-    node = view.nodes[0]
     (source,), (result,) = view.inputs, view.outputs
     names = [source, *(f"{result}_{copy}" for copy in range(copies - 1)), result]
-    nodes = [
-        helper.make_node(
-            node.op.op_type, [before, *node.inputs[1:]], [after], name=f"{NODE}_{i}", domain=node.op.domain
-        )
-        for i, (before, after) in enumerate(pairwise(names))
-    ]
-    for one in nodes:
-        one.attribute.extend(_attribute(n, v) for n, v in node.attributes.items() if not _is_empty(v))
+    nodes = [_node_proto(view, i, {source: a, result: b}) for i, (a, b) in enumerate(pairwise(names))]
+    ends = ([_value_info(name, view.tensors[name])] for name in (source, result))
+    return _model(view, nodes, *ends)
+
+
+def _node_proto(view: GraphView, copy: int, named: Mapping[str, str]) -> onnx.NodeProto:
+    """Write the node of a view once more, on tensors of other names."""
+    node = view.nodes[0]
+    inputs, outputs = ([named.get(t, t) for t in tensors] for tensors in (node.inputs, node.outputs))
+    proto = helper.make_node(node.op.op_type, inputs, outputs, name=f"{NODE}_{copy}", domain=node.op.domain)
+    proto.attribute.extend(_attribute(n, v) for n, v in node.attributes.items() if not _is_empty(v))
+    return proto
+
+
+def _model(
+    view: GraphView,
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[onnx.ValueInfoProto],
+    outputs: Sequence[onnx.ValueInfoProto],
+) -> onnx.ModelProto:
     constants = [onnx.numpy_helper.from_array(value, name) for name, value in view.values.items()]
-    inputs, outputs = [_value_info(source, view.tensors[source])], [_value_info(result, view.tensors[result])]
-    graph = helper.make_graph(nodes, "chain", inputs, outputs, constants)
-    opsets = [helper.make_opsetid(domain, version) for domain, version in view.opset.items()]
+    graph = helper.make_graph(nodes, NODE, inputs, outputs, constants)
+    opsets = [helper.make_opsetid(*entry) for entry in {"": 20, **view.opset}.items()]
     return helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION)
 
 

@@ -176,10 +176,7 @@ def sealed(data: bytes) -> bytes:
     A reader of parquet in threads of its own ends the process at bytes that it does not expect, so that they
     are compared with the digest before it sees them.
 
-    Returns
-    -------
-    bytes
-        The file, as long as before. One without a place for a digest is returned as it is.
+    The file is as long as before. One without a place for a digest is returned as it is.
     """
     places = [*_SEAL.finditer(data)]
     if not places:

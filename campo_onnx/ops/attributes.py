@@ -68,10 +68,7 @@ def _least_inputs() -> Mapping[OpKey, int]:
 def attribute_type(op: OpKey, opset: int, name: str) -> int | None:
     """Type that an attribute must have (``AttributeProto.AttributeType``).
 
-    Returns
-    -------
-    int or None
-        None where ONNX's checker sees to it, the operator is not registered here, or operators differ.
+    It is None where ONNX's checker sees to it, the operator is not registered here, or operators differ.
 
     Notes
     -----

@@ -142,11 +142,8 @@ def _nbytes(operand: Operand, low: Precision | None, is_low: bool) -> float:
 def axes_of(signature: Signature) -> tuple[str, ...] | None:
     """Say what part each axis of each input, and then of the first output, plays in a product.
 
-    Returns
-    -------
-    tuple or None
-        One letter an axis, as :mod:`campo_onnx.ops.gemms` has them; None for a node that zeros at
-        the ends of its axes would change, or that is not a single product.
+    An axis has one letter, as in :mod:`campo_onnx.ops.gemms`; the answer is None for a node that zeros at
+    the ends of its axes would change, or that is not a single product.
     """
     form = _form(signature, current())
     try:
@@ -161,11 +158,7 @@ def output_types(signature: Signature) -> Sequence[TensorType] | None:
     ONNX Runtime's training operators were in the standard domain once: what is known of an operator
     of one domain holds for its namesake in the other.
 
-    Returns
-    -------
-    sequence or None
-        By output position (there may be more or fewer of them than outputs); None when nothing is
-        known.
+    They are by output position (there may be more or fewer of them than outputs); None when nothing is known.
     """
     registry = current()
     rule = registry.spec_of(signature).shapes

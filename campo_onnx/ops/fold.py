@@ -83,16 +83,13 @@ def fold(
 
     The caller makes sure that the outputs are small (:func:`is_small`).
 
+    There is one value per output, None where it cannot be known; and none at all when none can, be it
+    because the values do not fit the op (a division by zero, say).
+
     Parameters
     ----------
     shapes, values
         Of the inputs, by position; None where unknown or omitted.
-
-    Returns
-    -------
-    tuple
-        One value per output, by position, None where it cannot be known; empty when none can, be it
-        because the values do not fit the op (a division by zero, say).
     """
     try:
         with np.errstate(all="raise"):

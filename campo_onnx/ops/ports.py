@@ -37,15 +37,12 @@ NO_FP32 = Ports(refusal=Refused.NO_FP32.of())
 def low_attribute(value: Any, ports: Ports, precision: Precision) -> Any:
     """Value of ``ports.attribute`` that makes a node's output low.
 
+    It is a data type for ``to`` and ``dtype``, a one-element tensor for ``value``.
+
     Parameters
     ----------
     value
         What the attribute holds in the given graph; None where it is left out.
-
-    Returns
-    -------
-    int or onnx.TensorProto
-        A data type for ``to`` and ``dtype``, a one-element tensor for ``value``.
     """
     if ports.attribute != "value":
         return precision.onnx_dtype

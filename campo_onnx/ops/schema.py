@@ -1,6 +1,7 @@
 """Types of a node's inputs and outputs, from ONNX's own schemas."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -24,6 +25,24 @@ def schema_of(op: OpKey, opset: int) -> defs.OpSchema | None:
         return None
 
 
+class _Types:
+    """Type variables of a node's inputs and outputs, and those that admit a precision."""
+
+    def __init__(self, schema: defs.OpSchema, signature: Signature, precision: Precision) -> None:
+        name = precision.tensor_type
+        self.admitted = {c.type_param_str for c in schema.type_constraints if name in c.allowed_type_strs}
+        self.fp32_inputs, self.fp32_outputs = fp32_positions(signature)
+        self.inputs = _type_variables(schema.inputs, len(signature.inputs))
+        self.outputs = _type_variables(schema.outputs, len(signature.outputs))
+
+    def ports(self, variables: Container[str]) -> Ports:
+        """Let the FP32 inputs and outputs of some variables become low."""
+        return Ports(
+            low_inputs=frozenset(i for i in self.fp32_inputs if self.inputs[i] in variables),
+            low_outputs=frozenset(i for i in self.fp32_outputs if self.outputs[i] in variables),
+        )
+
+
 def schema_ports(signature: Signature, precision: Precision) -> Ports:
     """Find the ports of an operator as its schema has them.
 
@@ -34,21 +53,17 @@ def schema_ports(signature: Signature, precision: Precision) -> Ports:
     schema = schema_of(signature.op, signature.opset)
     if schema is None:
         return NO_SCHEMA
-    admitted = _variables_admitting(schema, precision.tensor_type)
-    fp32_inputs, fp32_outputs = fp32_positions(signature)
-    inputs = _type_variables(schema.inputs, len(signature.inputs))
-    outputs = _type_variables(schema.outputs, len(signature.outputs))
+    types = _Types(schema, signature, precision)
     # The data's variable: the first FP32 input that may be low decides, among those of an output's
     # type where there are some (the values of OneHot, not its indices); a source has outputs only.
-    candidates = [inputs[i] for i in sorted(fp32_inputs)] or [outputs[i] for i in sorted(fp32_outputs)]
-    candidates.sort(key=lambda variable: variable not in outputs)
-    variable = next((v for v in candidates if v in admitted), None)
-    if variable is None or (not fp32_inputs and variable not in inputs):
+    candidates = [types.inputs[i] for i in sorted(types.fp32_inputs)] or [
+        types.outputs[i] for i in sorted(types.fp32_outputs)
+    ]
+    candidates.sort(key=lambda variable: variable not in types.outputs)
+    variable = next((v for v in candidates if v in types.admitted), None)
+    if variable is None or (not types.fp32_inputs and variable not in types.inputs):
         return _no_variant(signature, precision)
-    return Ports(
-        low_inputs=frozenset(i for i in fp32_inputs if inputs[i] == variable),
-        low_outputs=frozenset(i for i in fp32_outputs if outputs[i] == variable),
-    )
+    return types.ports((variable,))
 
 
 def one_type_ports(signature: Signature, precision: Precision) -> Ports:
@@ -56,17 +71,9 @@ def one_type_ports(signature: Signature, precision: Precision) -> Ports:
     schema = schema_of(signature.op, signature.opset)
     if schema is None:
         return NO_SCHEMA
-    admitted = _variables_admitting(schema, precision.tensor_type)
-    fp32_inputs, fp32_outputs = fp32_positions(signature)
-    inputs = _type_variables(schema.inputs, len(signature.inputs))
-    outputs = _type_variables(schema.outputs, len(signature.outputs))
-    variables = {inputs[i] for i in fp32_inputs} | {outputs[i] for i in fp32_outputs}
-    if not variables & admitted:
-        return _no_variant(signature, precision)
-    return Ports(
-        low_inputs=frozenset(i for i in fp32_inputs if inputs[i] in admitted),
-        low_outputs=frozenset(i for i in fp32_outputs if outputs[i] in admitted),
-    )
+    types = _Types(schema, signature, precision)
+    ports = types.ports(types.admitted)
+    return ports if ports.low_inputs or ports.low_outputs else _no_variant(signature, precision)
 
 
 def attribute_ports(signature: Signature, precision: Precision, attribute: str) -> Ports:
@@ -74,17 +81,11 @@ def attribute_ports(signature: Signature, precision: Precision, attribute: str) 
     schema = schema_of(signature.op, signature.opset)
     if schema is None:
         return NO_SCHEMA
-    admitted = _variables_admitting(schema, precision.tensor_type)
-    if schema.outputs[0].type_str not in admitted:
+    types = _Types(schema, signature, precision)
+    if schema.outputs[0].type_str not in types.admitted:
         return _no_variant(signature, precision)
     # Without the attribute the output has the type of the input, so both change together.
-    fp32_inputs, fp32_outputs = fp32_positions(signature)
-    inputs = _type_variables(schema.inputs, len(signature.inputs))
-    return Ports(
-        low_inputs=frozenset(i for i in fp32_inputs if inputs[i] in admitted),
-        low_outputs=fp32_outputs,
-        attribute=attribute,
-    )
+    return replace(types.ports(types.admitted), low_outputs=types.fp32_outputs, attribute=attribute)
 
 
 def fp32_positions(signature: Signature) -> tuple[frozenset[int], frozenset[int]]:
@@ -96,10 +97,6 @@ def fp32_positions(signature: Signature) -> tuple[frozenset[int], frozenset[int]
 
 def _no_variant(signature: Signature, precision: Precision) -> Ports:
     return Ports(refusal=Refused.NO_VARIANT.of(op=signature.op.label, low=precision.value))
-
-
-def _variables_admitting(schema: defs.OpSchema, type_name: str) -> frozenset[str]:
-    return frozenset(c.type_param_str for c in schema.type_constraints if type_name in c.allowed_type_strs)
 
 
 def _type_variables(formals: Iterable[Any], count: int) -> tuple[str, ...]:

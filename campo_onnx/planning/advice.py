@@ -1,4 +1,4 @@
-"""Advice where low precision is not predicted to pay: found by planning again, never guessed."""
+"""Advice where low precision is not predicted to pay, and other plans beside one: planned, never guessed."""
 
 import re
 import time
@@ -12,6 +12,7 @@ from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.plan.reason import Reason
+from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import Optimized, decide, problem_of
 from campo_onnx.targets.target import Target
@@ -145,13 +146,10 @@ def _batches(imported: Imported, options: Options, until: float) -> Iterator[str
 def _devices(imported: Imported, options: Options, until: float) -> Iterator[str]:
     """Try the other GPUs, from public figures."""
     best: tuple[float, str] | None = None
-    for name, hardware in devices().items():
-        if name == options.target.name or not hardware.is_gpu or time.monotonic() >= until:
-            continue
-        there = replace(options, target=Target.of(hardware), costs=CostSource.DATASHEET, evidence=Evidence())
-        plan = _plan(imported, there)
+    for there in _other_gpus(options):
+        plan = _plan(imported, there) if time.monotonic() < until else None
         if plan is not None and plan.low_nodes and (best is None or plan.speedup > best[0]):
-            best = plan.speedup, name
+            best = plan.speedup, there.target.name
     if best is not None:
         yield f"On other devices it is predicted to pay: {best[0]:.2f}x with --device {best[1]}."
 
@@ -162,3 +160,35 @@ def _plan(graph: Imported, options: Options) -> Plan | None:
         return decide(problem_of(imported, options), imported, options)
     except CampoError:  # a size that the graph does not take
         return None
+
+
+def alternatives(optimized: Optimized, options: Options, *, patience_s: float = PATIENCE_S) -> Iterator[Plan]:
+    """Plan a step with the other strategies, and from public figures for the other GPUs.
+
+    After `patience_s` no further plan is tried.
+    """
+    until = time.monotonic() + patience_s
+    for other in () if optimized.was_optimized_before else _others(options):
+        if time.monotonic() >= until:
+            return
+        try:
+            is_here = other.target == options.target
+            problem = optimized.problem if is_here else problem_of(optimized.imported, other)
+            yield decide(problem, optimized.imported, other)
+        except CampoError:  # a runtime that refuses the precision
+            continue
+
+
+def _others(options: Options) -> Iterator[Options]:
+    for name in STRATEGIES:
+        if name != options.strategy:
+            yield replace(options, strategy=name)
+    yield from _other_gpus(options)
+
+
+def _other_gpus(options: Options) -> Iterator[Options]:
+    """The same for the other GPUs, from public figures."""
+    for name, hardware in devices().items():
+        if hardware.is_gpu and name != options.target.name:
+            there = Target.of(hardware)
+            yield replace(options, target=there, costs=CostSource.DATASHEET, evidence=Evidence())

@@ -105,11 +105,6 @@ def compare(
         Device, precision, dimensions, nodes to keep; strategy and lists are each row's own.
     lists
         Lists for all strategies, in place of each one's own.
-
-    Raises
-    ------
-    UsageError
-        If the graph is a result of campo-onnx already.
     """
     imported = import_model(source, options.dims)
     imported.refuse_result()

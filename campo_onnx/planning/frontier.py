@@ -103,11 +103,8 @@ def are_nested(points: Sequence[FrontierPoint]) -> bool:
 def envelope(plans: Iterable[FrontierPlan]) -> tuple[FrontierPlan, ...]:
     """Choose the plans of several frontiers that are cheapest of all at some price of error.
 
-    Returns
-    -------
-    tuple of FrontierPlan
-        The lower convex envelope, the fastest first: no plan of any frontier of at most the predicted error
-        of one is predicted to be faster.
+    They are the lower convex envelope, the fastest first: no plan of any frontier of at most the predicted
+    error of one is predicted to be faster.
     """
     hull: list[FrontierPlan] = []
     for one in sorted(plans, key=lambda one: (one.point.time_us, one.point.squared_error)):

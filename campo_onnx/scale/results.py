@@ -29,11 +29,6 @@ class Results(Mapping[str, Any], Closing):
     ----------
     path
         The file; made, with its folder, where there is none. None keeps results in memory.
-
-    Raises
-    ------
-    UsageError
-        If the file cannot be read or written, holds something else, or is open in another process.
     """
 
     def __init__(self, path: Path | None = None) -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from campo_onnx.scale.results import Results
+
 ATTEMPTS = 3
 """Attempts at a task whose worker dies: a task that kills its worker would do so for ever."""
 
@@ -47,19 +49,6 @@ class Pool(Protocol):
         """
 
 
-class Store(Protocol):
-    """Store of results: :class:`campo_onnx.scale.results.Results`, or a store of another kind."""
-
-    def __contains__(self, key: object) -> bool:
-        """Whether there is a result."""
-
-    def __getitem__(self, key: str) -> Any:
-        """The result."""
-
-    def add(self, key: str, value: Any, *, cpu_s: float = 0.0) -> None:
-        """Keep a result; it is safe when this returns."""
-
-
 def call(task: Task) -> Outcome:
     """Do a task in this process."""
     began = time.process_time()
@@ -78,20 +67,17 @@ def died(task: Task) -> Outcome:
 def run(
     tasks: Sequence[Task],
     pool: Pool,
-    results: Store,
+    results: Results,
     advance: Callable[[int, int], None] = lambda done, total: None,
 ) -> Mapping[str, Outcome]:
     """Do the tasks that have no result yet, and keep each result as it comes.
+
+    Outcomes are by key, in the order of `tasks`; those found have no CPU time.
 
     Parameters
     ----------
     tasks
         The tasks; of several with the same key the first is done.
-
-    Returns
-    -------
-    Mapping
-        The outcome of every task by key, in the order of `tasks`; those found have no CPU time.
 
     Raises
     ------

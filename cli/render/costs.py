@@ -58,8 +58,6 @@ def print_profile(profile: "Profile", output: Path, form: TableFormat = TableFor
 
 def print_calibration(calibration: "Calibration", output: Path, form: TableFormat = TableFormat.TEXT) -> None:
     """Print how well each operator's model predicts held-out shapes."""
-    from campo_onnx.calibrate.quality import doubt
-
     if form is not TableFormat.TEXT:
         _calibration_table(calibration).show(form)
         print_written(output, form=form)
@@ -73,7 +71,7 @@ def print_calibration(calibration: "Calibration", output: Path, form: TableForma
     _calibration_table(calibration).show()
     if calibration.entries:
         console.print(f"Overall: {calibration.score:.1%} (the paper reports 94.2 % on its GPUs)")
-    if why := doubt(calibration):
+    if why := calibration.doubt:
         print_warning(f"{why}. --costs auto passes it over.")
     if calibration.counters_refusal:
         console.print(escape(_sentence(calibration.counters_refusal)), soft_wrap=True)
@@ -84,7 +82,7 @@ def print_calibration(calibration: "Calibration", output: Path, form: TableForma
 
 def _calibration_table(calibration: "Calibration") -> Table:
     """Lay out the accuracy (M_A) of each operator's model, and of others, on shapes kept out of the fit."""
-    from campo_onnx.calibrate.quality import LEAST_ACCURACY
+    from campo_onnx.calibrate.calibration import LEAST_ACCURACY
 
     units = "tensor cores" if calibration.machine.is_gpu else "BF16 units"
     counted = any(entry.with_counters is not None for entry in calibration.entries)

@@ -20,7 +20,7 @@ from campo_onnx.ir.exporter import export_model
 from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.strategies import STRATEGIES
-from campo_onnx.planning.alternatives import alternatives
+from campo_onnx.planning.advice import alternatives
 from campo_onnx.planning.comparison import compare
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import optimize

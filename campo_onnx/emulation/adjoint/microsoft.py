@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from campo_onnx.builder.compact import swap_last_two
+from campo_onnx.builder.compact import reshape, swap_last_two
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.value import Value
-from campo_onnx.emulation.adjoint.rule import Call, NoRuleError, Rule, of_shape, product, reshaped
+from campo_onnx.emulation.adjoint.rule import Call, NoRuleError, Rule, of_shape, product
 
 
 def _fused_matmul(g: Graph, call: Call) -> Sequence[Value]:
@@ -35,14 +35,14 @@ def _post_mix(g: Graph, call: Call) -> Sequence[Value]:
     rows = x.shape[0]
     if x.rank != 2 or y.shape != x.shape or share.shape != (rows, 1, 1):
         raise NoRuleError("HyperConnectionPostMix of several streams")
-    shares, gates = reshaped(g, share, (rows, 1)), reshaped(g, gate, (rows, gate.elements // rows))
+    shares, gates = reshape(g, share, (rows, 1)), reshape(g, gate, (rows, gate.elements // rows))
     of_gates = of_shape(g, product(g, call.gradient, y), gates.shape)
     of_shares = of_shape(g, product(g, call.gradient, x), shares.shape)
     return [
         product(g, call.gradient, shares),
         product(g, call.gradient, gates),
-        reshaped(g, of_gates, gate.shape),
-        reshaped(g, of_shares, share.shape),
+        reshape(g, of_gates, gate.shape),
+        reshape(g, of_shares, share.shape),
     ]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from onnx import TensorProto
 
+from campo_onnx.builder.compact import full, pad, reshape
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.value import Value
 from campo_onnx.emulation.adjoint.rule import (
@@ -15,14 +16,12 @@ from campo_onnx.emulation.adjoint.rule import (
     number,
     of_shape,
     product,
-    reshaped,
     total,
-    zeros,
 )
 
 
 def _reshape(g: Graph, call: Call) -> Sequence[Value]:
-    return [reshaped(g, call.gradient, call.input(0).shape)]
+    return [reshape(g, call.gradient, call.input(0).shape)]
 
 
 def _transpose(g: Graph, call: Call) -> Sequence[Value]:
@@ -33,29 +32,29 @@ def _transpose(g: Graph, call: Call) -> Sequence[Value]:
 
 def _scattered(g: Graph, x: Value, places: Value, gradient: Value) -> Value:
     """Add gradients up at places among the elements of a tensor."""
-    flat = zeros(g, (x.elements,))
+    flat = full(g, (x.elements,), 0, TensorProto.FLOAT)
     sums = g.op(
         "ScatterElements",
         flat,
-        reshaped(g, places, (gradient.elements,)),
-        reshaped(g, gradient, (gradient.elements,)),
+        reshape(g, places, (gradient.elements,)),
+        reshape(g, gradient, (gradient.elements,)),
         axis=0,
         reduction="add",
     )
-    return reshaped(g, sums, x.shape)
+    return reshape(g, sums, x.shape)
 
 
 def _chosen(g: Graph, call: Call) -> Sequence[Value]:
     """Let the operator choose among the numbers of the elements, and add its gradient up there."""
     x = call.input(0)
     counted = g.op("Range", *(g.scalar(n, TensorProto.INT64) for n in (0, x.elements, 1)))
-    places = g.op(call.op_type, reshaped(g, counted, x.shape), *call.inputs[1:], **call.attributes)
+    places = g.op(call.op_type, reshape(g, counted, x.shape), *call.inputs[1:], **call.attributes)
     return [_scattered(g, x, places, call.gradient)]
 
 
 def _split(g: Graph, call: Call) -> Sequence[Value]:
     parts = [
-        zeros(g, output.shape) if gradient is None else gradient
+        full(g, output.shape, 0, TensorProto.FLOAT) if gradient is None else gradient
         for output, gradient in zip(call.outputs, call.gradients, strict=True)
         if output is not None
     ]
@@ -74,8 +73,8 @@ def _gather(g: Graph, call: Call) -> Sequence[Value]:
     if call.attributes.get("axis", 0):
         return _chosen(g, call)
     x, places = call.input(0), call.input(1)
-    rows = reshaped(g, places, (*places.shape, 1))
-    return [g.op("ScatterND", zeros(g, x.shape), rows, call.gradient, reduction="add")]
+    rows = reshape(g, places, (*places.shape, 1))
+    return [g.op("ScatterND", full(g, x.shape, 0, TensorProto.FLOAT), rows, call.gradient, reduction="add")]
 
 
 def _scatter(g: Graph, call: Call, *, read: str) -> Sequence[Value | None]:
@@ -88,7 +87,7 @@ def _scatter(g: Graph, call: Call, *, read: str) -> Sequence[Value | None]:
     of_updates = g.op(read, gradient, places, **axis)
     if reduction == "add":
         return [gradient, None, of_updates]
-    gone = zeros(g, call.input(2).shape)
+    gone = full(g, call.input(2).shape, 0, TensorProto.FLOAT)
     return [g.op(call.op_type, gradient, places, gone, **axis), None, of_updates]
 
 
@@ -105,13 +104,8 @@ def _pad(g: Graph, call: Call) -> Sequence[Value]:
 
 def cropped(g: Graph, x: Value, starts: Sequence[int], ends: Sequence[int]) -> Value:
     """Take what lies between bounds along each axis; negative starts and far ends add zeros."""
-    outside = [max(0, -s) for s in starts] + [max(0, e - size) for e, size in zip(ends, x.shape, strict=True)]
-    if any(outside):
-        x = g.op("Pad", x, g.integers(outside))
-    shifted = [max(0, s) for s in starts], [e + max(0, -s) for s, e in zip(starts, ends, strict=True)]
-    if not any(shifted[0]) and tuple(shifted[1]) == x.shape:
-        return x
-    return g.op("Slice", x, *(g.integers(bounds) for bounds in shifted))
+    widths = [end - size for end, size in zip(ends, x.shape, strict=True)]
+    return pad(g, x, [-start for start in starts], widths)
 
 
 def _reduced(g: Graph, call: Call) -> tuple[Value, Value, int]:
@@ -128,7 +122,7 @@ def _reduced(g: Graph, call: Call) -> tuple[Value, Value, int]:
     summed = {axis % x.rank for axis in axes}
     shape = tuple(1 if i in summed else size for i, size in enumerate(x.shape))
     count = math.prod(x.shape[i] for i in summed)
-    return reshaped(g, call.gradient, shape), reshaped(g, call.output, shape), count
+    return reshape(g, call.gradient, shape), reshape(g, call.output, shape), count
 
 
 def _sum(g: Graph, call: Call) -> Sequence[Value]:
@@ -169,7 +163,7 @@ def _max_pool(g: Graph, call: Call) -> Sequence[Value]:
 
 
 def _max_unpool(g: Graph, call: Call) -> Sequence[Value]:
-    flat = reshaped(g, call.gradient, (call.gradient.elements,))
+    flat = reshape(g, call.gradient, (call.gradient.elements,))
     return [g.op("Gather", flat, call.input(1))]
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
+from campo_onnx.builder.compact import reshape, swap_last_two
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.value import Value
 from campo_onnx.emulation.adjoint.movement import cropped
@@ -13,7 +14,6 @@ from campo_onnx.emulation.adjoint.rule import (
     number,
     of_shape,
     product,
-    reshaped,
     total,
 )
 from campo_onnx.lowering.convolutions.conv_on_cpu import input_gradient
@@ -26,14 +26,9 @@ def _matmul(g: Graph, call: Call) -> Sequence[Value]:
     a, b, gradient = call.input(0), call.input(1), call.gradient
     if min(a.rank, b.rank) < 2:
         raise NoRuleError("MatMul of a vector")
-    of_a = g.op("MatMul", gradient, _turned(g, b))
-    of_b = g.op("MatMul", _turned(g, a), gradient)
+    of_a = g.op("MatMul", gradient, swap_last_two(g, b))
+    of_b = g.op("MatMul", swap_last_two(g, a), gradient)
     return [of_shape(g, of_a, a.shape), of_shape(g, of_b, b.shape)]
-
-
-def _turned(g: Graph, x: Value) -> Value:
-    axes = [*range(x.rank)]
-    return g.op("Transpose", x, perm=[*axes[:-2], axes[-1], axes[-2]])
 
 
 def _gemm(g: Graph, call: Call) -> Sequence[Value | None]:
@@ -68,7 +63,7 @@ def _geometry(call: Call, weight: Value) -> tuple[Geometry, tuple[int, ...]]:
 def _with_bias(g: Graph, call: Call, gradients: list[Value | None]) -> Sequence[Value | None]:
     if len(call.inputs) > 2 and call.inputs[2] is not None:
         axes = [0, *range(2, call.gradient.rank)]
-        gradients.append(reshaped(g, total(g, call.gradient, axes), call.input(2).shape))
+        gradients.append(reshape(g, total(g, call.gradient, axes), call.input(2).shape))
     return gradients
 
 
@@ -150,31 +145,31 @@ def _batch_norm(g: Graph, call: Call) -> Sequence[Value | None]:
     x, scale = call.input(0), call.input(1)
     axes, channels = [0, *range(2, x.rank)], (1, x.shape[1], *[1] * (x.rank - 2))
     trains = bool(call.attributes.get("training_mode", 0))
-    stored = [reshaped(g, call.input(i), channels) for i in (3, 4)]
+    stored = [reshape(g, call.input(i), channels) for i in (3, 4)]
     mean = total(g, x, axes, op_type="ReduceMean") if trains else stored[0]
     apart = g.op("Sub", x, mean)
     variance = total(g, product(g, apart, apart), axes, op_type="ReduceMean") if trains else stored[1]
     inverse = _inverse_root(g, variance, float(call.attributes.get("epsilon", 1e-5)))
-    scaled = product(g, call.gradient, reshaped(g, scale, channels))
+    scaled = product(g, call.gradient, reshape(g, scale, channels))
     of_bias = of_shape(g, total(g, call.gradient, axes), channels)
     normal = product(g, apart, inverse)
     of_scale = total(g, product(g, call.gradient, normal), axes)
     momentum = float(call.attributes.get("momentum", 0.9))
     count = math.prod(x.shape[i] for i in axes)
     _, of_mean, of_variance = (*call.gradients, None, None)[:3]
-    vectors = [reshaped(g, v, scale.shape) for v in (of_scale, of_bias)]
+    vectors = [reshape(g, v, scale.shape) for v in (of_scale, of_bias)]
     if not trains:
         of_x = product(g, scaled, inverse)
         of_stored = g.op("Neg", total(g, of_x, axes))
         of_spread = product(g, total(g, product(g, scaled, normal), axes), inverse, inverse, -0.5)
-        return [of_x, *vectors, *(reshaped(g, v, scale.shape) for v in (of_stored, of_spread))]
+        return [of_x, *vectors, *(reshape(g, v, scale.shape) for v in (of_stored, of_spread))]
     of_x, _ = _normalized(g, apart, inverse, scaled, axes)
     gradients: list[Value | None] = []
     for gradient, slope in ((of_mean, None), (of_variance, apart)):
         if gradient is None:
             gradients.append(None)
             continue
-        share = product(g, reshaped(g, gradient, channels), (1.0 - momentum) / count)
+        share = product(g, reshape(g, gradient, channels), (1.0 - momentum) / count)
         of_x = g.op("Add", of_x, share if slope is None else product(g, share, slope, 2.0))
         gradients.append(product(g, gradient, momentum))
     return [of_x, *vectors, *gradients]

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import numpy as np
 from onnx import TensorProto
 
+from campo_onnx.builder.compact import reshape
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.value import Value
 
@@ -69,20 +69,10 @@ def total(g: Graph, x: Value, axes: Sequence[int], *, op_type: str = "ReduceSum"
     return g.op(op_type, x, g.integers(axes), keepdims=1) if axes else x
 
 
-def reshaped(g: Graph, x: Value, shape: Sequence[int]) -> Value:
-    """Lay elements out in another shape."""
-    return g.op("Reshape", x, g.integers(shape), allowzero=1)
-
-
-def zeros(g: Graph, shape: Sequence[int]) -> Value:
-    """Write zeros of a shape, which take no room in the file."""
-    return g.op("ConstantOfShape", g.integers(shape), value=np.zeros(1, np.float32))
-
-
 def of_shape(g: Graph, x: Value, shape: tuple[int, ...]) -> Value:
     """Sum a gradient over what broadcasting has repeated."""
     if x.shape == shape:
         return x
     extra = x.rank - len(shape)
     repeated = [i for i, size in enumerate(x.shape) if i < extra or (shape[i - extra] == 1 and size != 1)]
-    return reshaped(g, total(g, x, repeated), shape)
+    return reshape(g, total(g, x, repeated), shape)

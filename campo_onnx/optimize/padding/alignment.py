@@ -57,16 +57,13 @@ def alignment_of(
 ) -> Alignment | None:
     """Find the least zero padding that makes tensor cores take a product.
 
+    There is none for a node that fits already, or that padding does not help: no product, grouped,
+    with vectors or empty tensors, of unknown shape, or open along an axis in question.
+
     Parameters
     ----------
     open_axes
         Axes whose size the written file does not fix; what they have to do with stays.
-
-    Returns
-    -------
-    Alignment or None
-        None for a node that fits already, or that padding does not help: no product, grouped,
-        with vectors or empty tensors, of unknown shape, or open along an axis in question.
     """
     signature = view.signature(node.name)
     shapes = [() if tensor is None else tensor.shape for tensor in (*signature.inputs, signature.outputs[0])]

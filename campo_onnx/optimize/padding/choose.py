@@ -58,6 +58,8 @@ def pad(
 ) -> Plan:
     """Add to a plan the pads that pay.
 
+    It is the very plan where nothing pays, else one with pads, predicted faster.
+
     Parameters
     ----------
     target
@@ -65,11 +67,6 @@ def pad(
         shortens a kernel, and what Pads and Slices take.
     padded
         What to pad, where the strategy chose that; None pads what pays.
-
-    Returns
-    -------
-    Plan
-        The very plan where nothing pays, else one with pads, predicted faster.
     """
     links = _Links(problem, _candidates(problem, plan.low_nodes, target, limits))
     pads = _planned_pads(links, _worthwhile(links.padding(limits)) if padded is None else padded)

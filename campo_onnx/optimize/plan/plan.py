@@ -154,7 +154,15 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str | bytes, *, title: str = "the plan") -> "Plan":
-        """Read a plan back."""
+        """Read a plan back.
+
+        Raises
+        ------
+        UsageError
+            If the text is not a plan, or one of a newer version.
+        PlanMismatchError
+            If it was changed after it was written.
+        """
         return decode(text, title, _FILE)
 
     def check_fits(self, imported: Imported) -> None:

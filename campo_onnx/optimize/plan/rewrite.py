@@ -36,11 +36,8 @@ def rewrite(imported: Imported, plan: Plan) -> onnx.ModelProto:
     The FP32 version of a tensor keeps its name; its low version is called ``<name>_fp16``. Casts
     stand right behind the producer (to FP32) or before the first consumer (to the low precision).
 
-    Returns
-    -------
-    onnx.ModelProto
-        The mixed-precision model. Initializers whose bytes lie outside the model file still do,
-        also where a low version of them is wanted; the exporter converts those as it writes.
+    Initializers whose bytes lie outside the model file still do,
+    also where a low version of them is wanted; the exporter converts those as it writes.
     """
     check_consistent(plan, imported)
     edited = _edited(imported, plan)

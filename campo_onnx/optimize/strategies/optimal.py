@@ -22,11 +22,8 @@ from campo_onnx.optimize.strategies.listed import has_class, listed_verdicts
 def optimal(problem: Problem) -> Assignment:
     """Find the assignment of least predicted time, with a certificate that it is the least.
 
-    Returns
-    -------
-    Assignment
-        Of the fewest low nodes among those equally fast. ``lower_bound_us`` is what no assignment
-        can go below: the value of the cut.
+    It has the fewest low nodes among those equally fast. ``lower_bound_us`` is what no assignment
+    can go below: the value of the cut.
     """
     free = free_nodes(problem)
     cut, bound_us = cheapest(problem, free)

@@ -73,10 +73,7 @@ def normalization(view: GraphView, update: frozenset[str]) -> Findings:
 def _row_statistics(view: GraphView) -> dict[str, int]:
     """Find what is made of the statistics of rows that a LayerNormalization gives.
 
-    Returns
-    -------
-    dict
-        Elements that were normalized, by tensor.
+    Each tensor has the number of elements that were normalized.
     """
     rows_of: dict[str, int] = {}
     for node in view.nodes:
