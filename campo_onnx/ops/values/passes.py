@@ -149,8 +149,9 @@ def logarithm(signature: Signature, inputs: Ranges, result: ValueRange, need: Ne
 
 
 def whole_steps(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
-    """An index goes wrong wherever rounding takes its argument over a step."""
-    return {0: Need(is_place=True)} if need.is_place else NOTHING
+    """An index or a count goes wrong wherever rounding takes an argument over a step."""
+    exact = Need(is_place=need.is_place)
+    return {0: exact} if need.is_place or need == exact else NOTHING
 
 
 def decided(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:

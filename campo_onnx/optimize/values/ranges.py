@@ -1,5 +1,6 @@
 """Ranges of all tensors of a graph, in one pass from inputs to outputs."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -15,6 +16,7 @@ from campo_onnx.ir.memo import remembered
 from campo_onnx.ir.statistics import statistics_of
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.fold import FROM_SHAPE
+from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.values.arithmetic import GUARD, LARGE
 from campo_onnx.ops.values.propagate import propagated
 from campo_onnx.ops.values.range import GIVEN, INFINITY, UNKNOWN, ValueRange, made
@@ -22,6 +24,7 @@ from campo_onnx.ops.values.rule import of_type
 from campo_onnx.optimize.values.sum_ops import MOVES
 from campo_onnx.optimize.values.unrolled import unrolled
 
+_CHOICES = op_keys("Max Where")
 _FEW_ELEMENTS = 16
 
 
@@ -199,10 +202,20 @@ def _has_a_one(node: OpNode, view: GraphView) -> bool:
     difference = view.producer.get(powers.inputs[0])
     if difference is None or difference.op.label != "Sub":
         return False
-    largest = view.producer.get(view.origin(difference.inputs[1], MOVES))
+    largest = view.producer.get(_beside_infinity(difference.inputs[1], view))
     if largest is None or largest.op.label != "ReduceMax" or largest.inputs[0] != difference.inputs[0]:
         return False
     return _axes(largest, view) == _axes(node, view)
+
+
+def _beside_infinity(tensor: str, view: GraphView) -> str:
+    """The tensor behind views and where infinities or NaN may take its place, as a maximum passes NaN on."""
+    while (producer := view.producer.get(tensor)) is not None:
+        varying = [t for t in producer.inputs if math.isfinite(view.scalar(t) or 0.0)]
+        if producer.op not in MOVES and (producer.op not in _CHOICES or len(varying) == len(producer.inputs)):
+            break
+        tensor = producer.inputs[0] if producer.op in MOVES else varying[-1]
+    return tensor
 
 
 def _axes(node: OpNode, view: GraphView) -> list[int]:

@@ -72,7 +72,8 @@ def divisors(values: GraphValues) -> Mapping[str, str]:
         if source := divisor or large.first(node.inputs):
             nodes[node.name] = source
             ends = node.op.label == "Mul" and not small.isdisjoint(node.inputs)
-            if divisor or (node.op in _SPREADING and not ends):
+            grows = values.range(node.outputs[0]).bound > 1.0
+            if grows and (divisor or (node.op in _SPREADING and not ends)):
                 large.mark(node.outputs, source)
     return nodes
 

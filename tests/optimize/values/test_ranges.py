@@ -183,3 +183,24 @@ def test_a_mix_of_one_stream_is_a_sum_of_two_terms(streams, highest):
     body = f"y = com.microsoft.HyperConnectionPostMix<num_branches = {streams}>(a, p, c, s)"
     found = ranges(f"p = Sigmoid(x) {body}", f"float[4,{8 * streams}] y", constants=constants)
     assert found["y"].highest == highest
+
+
+LARGEST = {
+    "itself": "m = ReduceMax(x, last)",
+    "beside NaN": "l = ReduceMax(x, last) n = IsNaN(l) m = Where(n, nan, l)",
+    "beside an infinity": "l = ReduceMax(x, last) m = Max(infinity, l)",
+}
+OTHERS = {
+    "of another axis": "m = ReduceMax(x, first)",
+    "of another tensor": "m = ReduceMax(z, last)",
+    "at least a number": "l = ReduceMax(x, last) m = Max(five, l)",
+}
+ROWS = {"last": np.array([1]), "first": np.array([0]), "five": np.float32(5.0)}
+ROWS |= {"nan": np.float32(np.nan), "infinity": np.float32(-np.inf)}
+
+
+@pytest.mark.parametrize(("case", "lowest"), [*((c, 1.0) for c in LARGEST), *((c, 0.0) for c in OTHERS)])
+def test_a_sum_of_exponentials_below_their_largest_is_at_least_one(case, lowest):
+    nodes = {**LARGEST, **OTHERS}[case]
+    body = f"{nodes} d = Sub(x, m) e = Exp(d) s = ReduceSum(e, last) y = Div(e, s)"
+    assert ranges(body, constants=ROWS)["s"].lowest == lowest

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from campo_onnx.optimize.plan.plan import Plan
+from campo_onnx.optimize.plan.reason import Reason
 from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.optimize.values.ranges import DeclaredRange
-from tests.optimize.small_steps import STEADY, both, mixed_of, model_of
+from tests.optimize.small_steps import STEADY, both, mixed_of, model_of, reasons
 
 B, H, S, D = 2, 2, 16, 8
 
@@ -295,3 +296,18 @@ def test_an_attention_in_one_piece_keeps_an_added_mask_of_unknown_size():
     )
     model.opset_import[0].version = 23
     assert not {"e", "a"} & set(mixed_of(model, "fine-grained").plan.low_nodes)
+
+
+def test_a_softmax_by_hand_is_lowered_where_it_subtracts_the_largest():
+    body = """[s] s = MatMul(q, k) {shifted} [e] e = Exp(d) [t] t = ReduceSum(e, last) [p] p = Div(e, t)
+        [context] y = MatMul(p, v)"""
+    inputs, constants = (
+        "float[2,16,8] q, float[2,8,16] k, float[2,16,8] v",
+        {"last": np.array([-1], np.int64)},
+    )
+    of_largest, as_it_is = (
+        reasons(model_of(body.format(shifted=nodes), constants, inputs=inputs, outputs="float[2,16,8] y"))
+        for nodes in ("[m] m = ReduceMax(s, last) [d] d = Sub(s, m)", "[d] d = Identity(s)")
+    )
+    assert Reason.DIVISOR not in of_largest.values()
+    assert {node for node, reason in as_it_is.items() if reason is Reason.DIVISOR} == {"e", "t", "p"}
