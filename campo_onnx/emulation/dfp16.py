@@ -17,7 +17,7 @@ from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from campo_onnx.emulation.dfp16_products import PRODUCTS, Blocks, blocks_of
 from campo_onnx.emulation.numerics import emulate
-from campo_onnx.errors import UnsupportedModelError, UsageError
+from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.ir.proto import replace_items
 from campo_onnx.ir.shapes import infer
 from campo_onnx.ir.sort import fresh
@@ -25,10 +25,9 @@ from campo_onnx.ops.precision import is_low_dtype
 
 BITS = 16
 CHAIN = 256
-"""Products that are summed in an integer before the sum goes on in FP32; the paper has "more than 200"."""
-
-LONGEST_CHAIN = 1024
-"""Up to here four products of 8-bit halves stay below 2^24, where FP32 is exact."""
+"""Products that are summed in an integer before the sum goes on in FP32; the paper has "more than 200". Of up
+to 1,024, products of 8-bit halves stay below 2^24, where FP32 is exact. A convolution's are whole kernels.
+"""
 
 SHIFT = 1
 """Bits that both factors of a product lose, so that sums of so many fit 32 bits (section 4.3)."""
@@ -60,14 +59,12 @@ def emulate_dfp16(
     dims: Mapping[str, int] | None = None,
     *,
     rounding: Rounding = Rounding.NEAREST,
-    chain: int = CHAIN,
-    shift: int = SHIFT,
 ) -> ModelProto:
     """Turn a mixed graph into one that computes as DFP-16 hardware would where the mixed one is low.
 
     A low tensor is quantized where it is made, with the exponent of its largest magnitude (Eqs. 1 to 3).
-    Products of two low tensors multiply integers, sum `chain` of them in 32 bits, which wrap around, and
-    add such sums up in FP32 (section 4.3). What a product makes only for FP32, as a weight's gradient, is
+    Products of two low tensors multiply integers, sum :data:`CHAIN` of them in 32 bits, which wrap around,
+    and add such sums up in FP32 (section 4.3). What a product makes only for FP32, as a weight's gradient, is
     not quantized (section 4.1). All other low nodes compute in FP32 on the values of quantized tensors.
 
     The result is in FP32, to be run with graph optimizations off.
@@ -76,20 +73,12 @@ def emulate_dfp16(
     ----------
     model
         A graph with FP16 or BF16 tensors; not changed. Inputs and outputs are FP32.
-    chain
-        Length of integer sums, at most :data:`LONGEST_CHAIN`. A convolution's is a multiple of its kernel.
-    shift
-        Bits by which the factors of products are shifted right.
 
     Raises
     ------
     UnsupportedModelError
         If an input or output is low, a body of If, Loop or Scan is, or a product cannot be cut into sums.
     """
-    if not 1 <= chain <= LONGEST_CHAIN:
-        raise UsageError(f"chain is {chain}", why=f"it must be from 1 to {LONGEST_CHAIN}")
-    if not 0 <= shift < BITS:
-        raise UsageError(f"shift is {shift}", why=f"it must be from 0 to {BITS - 1}")
     emulated = emulate(model, dims)
     for value in (*emulated.graph.input, *emulated.graph.output):
         if is_low_dtype(value.type.tensor_type.elem_type):
@@ -98,21 +87,18 @@ def emulate_dfp16(
                 why="nothing outside the graph uses dynamic fixed point",
                 remedy="Keep the interface in FP32, as campo-onnx does.",
             )
-    work = _Fixing(emulated, dims or {}, rounding=rounding, chain=chain, shift=shift)
-    work.rewrite()
+    _Fixing(emulated, dims or {}, rounding).rewrite()
     return emulated
 
 
 class _Fixing:
     """One run of :func:`emulate_dfp16`."""
 
-    def __init__(
-        self, emulated: ModelProto, dims: Mapping[str, int], *, rounding: Rounding, chain: int, shift: int
-    ) -> None:
+    def __init__(self, emulated: ModelProto, dims: Mapping[str, int], rounding: Rounding) -> None:
         shapes = infer(emulated, dims)
         self._graph = emulated.graph
         self._dtypes, self._shapes = shapes.dtypes, shapes.shapes
-        self._rounding, self._chain, self._shift = rounding, chain, shift
+        self._rounding = rounding
         self._taken = {*shapes.dtypes, *(node.name for node in self._graph.node)}
         self._nodes: list[NodeProto] = []
         self._fixed: dict[str, _Fixed] = {}
@@ -224,7 +210,7 @@ class _Fixing:
 
     def _multiply(self, node: NodeProto) -> None:
         first, second = (self._fixed[tensor] for tensor in node.input[:2])
-        blocks = blocks_of(node, [self._shapes.get(tensor) for tensor in node.input[:2]], self._chain)
+        blocks = blocks_of(node, [self._shapes.get(tensor) for tensor in node.input[:2]], CHAIN)
         halves = [self._halves(factor.integers) for factor in (first, second)]
         total = ""
         for block in range(blocks.count):
@@ -232,7 +218,7 @@ class _Fixing:
             scaled = self._emit("Mul", self._emit("Mul", summed, first.scale), second.scale)
             total = self._emit("Add", total, scaled) if total else scaled
         total = self._emit("Add", total, self._emit("Add", first.spoiled, second.spoiled))
-        factor = np.float32(blocks.alpha * 4.0**self._shift)
+        factor = np.float32(blocks.alpha * 4.0**SHIFT)
         if factor != 1:
             total = self._emit("Mul", total, self._constant(factor))
         if blocks.added:
@@ -247,8 +233,8 @@ class _Fixing:
 
     def _halves(self, integers: str) -> tuple[str, str]:
         """Split shifted integers into an upper and a lower half, both of 8 bits and a sign."""
-        if self._shift:
-            divided = self._emit("Mul", integers, self._constant(np.float32(2.0**-self._shift)))
+        if SHIFT:
+            divided = self._emit("Mul", integers, self._constant(np.float32(2.0**-SHIFT)))
             integers = self._emit("Floor", divided)
         eighths = self._emit("Mul", integers, self._constant(np.float32(2.0**-8)))
         upper = self._emit("Round", eighths)

@@ -61,7 +61,7 @@ def blocks_of(node: NodeProto, shapes: Sequence[tuple[int | str | None, ...] | N
             if summed // groups * kernel > chain:
                 raise UnsupportedModelError(
                     f"node {node.name!r} is a convolution in groups whose sums are longer than {chain}",
-                    remedy="Keep it in FP32, or give a longer chain.",
+                    remedy="Keep it in FP32.",
                 )
             length = summed
         else:
