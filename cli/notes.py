@@ -32,7 +32,7 @@ def report_unmatched(
 ) -> None:
     """Warn of overrides that match nothing.
 
-    UsageError is for the first, if `strict`.
+    If `strict`, the first is a UsageError.
     """
     from campo_onnx.optimize.lists.overrides import unmatched
 

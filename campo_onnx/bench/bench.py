@@ -10,6 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from campo_onnx.bench.apart import time_runs_apart
 from campo_onnx.bench.failure import failure_of
 from campo_onnx.bench.graphs import Graph, batch_size, check_same_interface
 from campo_onnx.bench.loading import FIRST_STEPS, Buffers, Loaded, load_graphs
@@ -29,7 +30,6 @@ from campo_onnx.bench.rounds import (
 )
 from campo_onnx.bench.rows import rows_of
 from campo_onnx.bench.statistics import RESOLUTION_US, median_interval, resolvable
-from campo_onnx.bench.subprocess_timing import time_runs_apart
 from campo_onnx.errors import CampoError, DeviceUnavailableError, UsageError
 from campo_onnx.ops.precision import is_low_dtype
 from campo_onnx.optimize.traffic import traffic

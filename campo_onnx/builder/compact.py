@@ -46,8 +46,7 @@ def swap_last_two(g: Graph, x: Value) -> Value:
 
 def full(g: Graph, shape: Sequence[int], number: float, dtype: int) -> Value:
     """Make a tensor of equal elements; large ones are made at run time and cost no file."""
-    value = np.asarray(number, g.scalar(0, dtype).numpy_dtype)
-    return expand(g, g.constant(value), shape)
+    return expand(g, g.scalar(number, dtype), shape)
 
 
 def expand(g: Graph, x: Value, shape: Sequence[int]) -> Value:

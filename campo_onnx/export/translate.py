@@ -171,10 +171,10 @@ def _rounded(g: Graph, value: Value | None, expected: Expected | None) -> Value 
 def _without_elements(g: Graph, item: Operation) -> dict[int, Value]:
     """Give the results of an operation if none has elements: kernels fail there, or divide by 0."""
     read = {i: item.expected[i] for i, ref in enumerate(item.results) if ref is not None}
-    shapes = [(i, e.dtype, e.shape) for i, e in read.items() if e is not None and 0 in e.shape]
-    if len(shapes) < len(read):
+    empty = {i: e for i, e in read.items() if e is not None and 0 in e.shape}
+    if len(empty) < len(read):
         return {}
-    return {i: g.constant(np.zeros(shape, g.scalar(0, dtype).numpy_dtype)) for i, dtype, shape in shapes}
+    return {i: g.constant(np.zeros(e.shape, e.numpy_dtype)) for i, e in empty.items()}
 
 
 def _checked(what: str, value: Value | None, expected: Expected | None) -> Value:

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+import numpy as np
+from onnx import helper
+
 from campo_onnx.builder.value import Value
 
 
@@ -24,6 +27,11 @@ class Expected:
 
     dtype: int
     shape: tuple[int, ...]
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """The NumPy type of an element."""
+        return helper.tensor_dtype_to_np_dtype(self.dtype)
 
 
 Translation: TypeAlias = Callable[..., Value | Sequence[Value | None]]

@@ -29,7 +29,7 @@ def with_backward(forward: Problem, gradient: Problem) -> Problem:
 
     Backward nodes that belong to no forward node keep a row of their own among the costs, so that the
     predicted step is the whole step. A forward node whose backward nodes cannot follow it into low precision
-    is fixed. `gradient` is the plan of the FP32 gradient graph, with the same options.
+    is fixed. `gradient` is the problem of the FP32 gradient graph, with the same options.
     """
     nodes = dict(forward.costs.nodes)
     fixed = dict(forward.fixed)

@@ -147,15 +147,12 @@ class FlatUpdate:
         return 1.0 if clip is None or norm is None or not norm > clip else clip / float(norm)
 
     def _multiplied(self, checked: Checked, factor: float) -> Checked:
-        self._times(factor)
-        return self._checked(checked.inverse / factor)
-
-    def _times(self, factor: float) -> None:
-        """Multiply all gradients."""
+        """Multiply all gradients, and look at them again."""
         program = FlatProgram(updates.scaling_model(self._layout.rows), self._machine)
         program.reads(updates.GRADIENT, self.gradients)
         program.writes(updates.new(updates.GRADIENT), self.gradients)
         program.run({updates.GRAD_SCALE: factor})
+        return self._checked(checked.inverse / factor)
 
     def run(self, lr: float, inverse: float) -> None:
         """Update weights and optimizer state in place.

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
+from campo_onnx.bench.apart import NOTE, time_runs_apart
 from campo_onnx.bench.failure import Failure
 from campo_onnx.bench.loading import Loaded
 from campo_onnx.bench.rounds import RUNS, Schedule, time_rounds
-from campo_onnx.bench.subprocess_timing import NOTE, time_runs_apart
 
 
 class Card:

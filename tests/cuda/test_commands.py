@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from campo_onnx.bench.subprocess_timing import NOTE
+from campo_onnx.bench.apart import NOTE
 from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.registry import machine
 from tests.cuda.conftest import STUB

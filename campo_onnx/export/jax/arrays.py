@@ -66,7 +66,7 @@ def _cumsum(g: Graph, expected: Expected, x: Value, *, axis: int, reverse: bool)
 
 
 def _iota(g: Graph, expected: Expected, *, dimension: int) -> Value:
-    line = np.arange(expected.shape[dimension]).astype(g.scalar(0, expected.dtype).numpy_dtype)
+    line = np.arange(expected.shape[dimension]).astype(expected.numpy_dtype)
     aligned = [-1 if i == dimension else 1 for i in range(len(expected.shape))]
     return expand(g, g.constant(line.reshape(aligned)), expected.shape)
 
@@ -155,7 +155,7 @@ def _dot(g: Graph, expected: Expected, a: Value, b: Value, *, dimension_numbers:
 
 def in_type_of_result(g: Graph, expected: Expected, x: Value) -> Value:
     """Convert an operand to the type that its product is computed in, ``preferred_element_type``."""
-    wide = g.scalar(0, expected.dtype).numpy_dtype
+    wide = expected.numpy_dtype
     if x.numpy_dtype.itemsize > wide.itemsize:
         raise UntranslatableError(f"a product of {x.numpy_dtype} whose result is {wide}")
     return cast(g, x, expected.dtype)

@@ -56,7 +56,7 @@ def _shifted(direction: str, g: Graph, expected: Expected, x: Value, count: Valu
 def _bitcast(g: Graph, expected: Expected, x: Value) -> Value:
     """Read a mantissa below the exponent of 1 as a float from 1 on; anything else is not a random number."""
     if x.constant is not None:
-        return g.constant(x.constant.view(Value(name="", dtype=expected.dtype, shape=()).numpy_dtype))
+        return g.constant(x.constant.view(expected.numpy_dtype))
     producer = g.producer(x, "BitwiseOr")
     operands = [] if producer is None else [v for v in producer.inputs if v is not None]
     mantissa = [v for v in operands if v.constant is None]

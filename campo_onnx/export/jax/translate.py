@@ -152,7 +152,8 @@ class _StraightLine:
             elif _is_of_keys(equation) and all(o in self._known for o in operands):
                 results = self._computed(equation, operands)
             else:
-                results = self._operation(equation, operands, inside)
+                name, variables = equation.primitive.name, equation.outvars
+                results = self._new(name, operands, _parameters(equation), variables, inside)
             refs.update(zip(equation.outvars, results, strict=True))
         return [ref(atom) for atom in jaxpr.outvars]
 
@@ -166,19 +167,17 @@ class _StraightLine:
                 remedy="Shorten it, or write it as operations on the whole sequence.",
             )
         shared, carry = operands[: p["num_consts"]], list(operands[p["num_consts"] : first])
-        rows = [_expected(variable) for variable in body.jaxpr.invars[first:]]
+        rows = body.jaxpr.invars[first:]
         turns = range(p["length"])[:: -1 if p["reverse"] else 1]
         stacked: dict[int, list[int]] = {}
         for turn in turns:
             pairs = zip(operands[first:], rows, strict=True)
-            own = [self._new(loops.ROW, [ref], {"turn": turn}, row, scope) for ref, row in pairs]
+            own = [self._new(loops.ROW, [ref], {"turn": turn}, [row], scope)[0] for ref, row in pairs]
             results = self.add(body.jaxpr, body.consts, [*shared, *carry, *own], scope)
             carry, stacked[turn] = results[: p["num_carry"]], results[p["num_carry"] :]
         stacks = equation.outvars[p["num_carry"] :]
         return carry + [
-            self._new(
-                loops.STACK, [stacked[turn][i] for turn in sorted(stacked)], {}, _expected(variable), scope
-            )
+            self._new(loops.STACK, [stacked[turn][i] for turn in sorted(stacked)], {}, [variable], scope)[0]
             for i, variable in enumerate(stacks)
         ]
 
@@ -187,7 +186,7 @@ class _StraightLine:
         which, *arguments = operands
         branches = [self.add(b.jaxpr, b.consts, arguments, scope) for b in equation.params["branches"]]
         return [
-            self._new(loops.CHOICE, [which, *cases], {}, _expected(variable), scope)
+            self._new(loops.CHOICE, [which, *cases], {}, [variable], scope)[0]
             for variable, *cases in zip(equation.outvars, *branches, strict=True)
         ]
 
@@ -201,15 +200,20 @@ class _StraightLine:
         kind: str,
         operands: Sequence[int],
         parameters: Mapping[str, Any],
-        expected: Expected,
+        variables: Sequence[Any],
         scope: str,
-    ) -> int:
-        ref = self.fresh()
-        arguments = partial(_arguments, operands, parameters)
+    ) -> list[int]:
+        results = [self.fresh() for _ in variables]
         self.body.append(
-            Operation(kind=kind, place=scope, arguments=arguments, expected=[expected], results=[ref])
+            Operation(
+                kind=kind,
+                place=scope,
+                arguments=partial(_arguments, operands, parameters),
+                expected=[_expected(variable) for variable in variables],
+                results=results,
+            )
         )
-        return ref
+        return results
 
     def _constant(self, array: Any) -> int:
         ref = self.fresh()
@@ -220,19 +224,6 @@ class _StraightLine:
             Constant(ref=ref, array=np.zeros(array.shape, np.uint32) if is_key else np.asarray(array))
         )
         return ref
-
-    def _operation(self, equation: Any, operands: Sequence[int], scope: str) -> list[int]:
-        results = [self.fresh() for _ in equation.outvars]
-        self.body.append(
-            Operation(
-                kind=equation.primitive.name,
-                place=scope,
-                arguments=partial(_arguments, operands, _parameters(equation)),
-                expected=[_expected(variable) for variable in equation.outvars],
-                results=results,
-            )
-        )
-        return results
 
 
 def _arguments(operands: Sequence[int], parameters: Mapping[str, Any], read: Read) -> tuple[Any, Any]:

@@ -149,13 +149,7 @@ def _split(g: Graph, expected: Expected, x: Value, sizes: int | Sequence[int], d
 
 
 def _unbind(g: Graph, expected: Expected, x: Value, dim: int = 0) -> list[Value]:
-    return [
-        _select(g, Expected(dtype=x.dtype, shape=_without(x, dim)), x, dim, i) for i in range(x.shape[dim])
-    ]
-
-
-def _without(x: Value, dim: int) -> tuple[int, ...]:
-    return tuple(n for i, n in enumerate(x.shape) if i != dim % x.rank)
+    return [_select(g, expected, x, dim, i) for i in range(x.shape[dim])]
 
 
 def _constant_pad(g: Graph, expected: Expected, x: Value, widths: Sequence[int], value: float = 0) -> Value:
@@ -178,15 +172,14 @@ def _flip(g: Graph, expected: Expected, x: Value, dims: Sequence[int]) -> Value:
 
 
 def _arange(g: Graph, expected: Expected, start: float, end: float, step: float = 1, **_: Any) -> Value:
-    dtype = g.scalar(0, expected.dtype).numpy_dtype
-    return g.constant((start + step * np.arange(expected.shape[0])).astype(dtype))
+    return g.constant((start + step * np.arange(expected.shape[0])).astype(expected.numpy_dtype))
 
 
 def _triangle_indices(
     upper: bool, g: Graph, expected: Expected, rows: int, columns: int, offset: int = 0, **_: Any
 ) -> Value:
     indices = np.triu_indices(rows, offset, columns) if upper else np.tril_indices(rows, offset, columns)
-    return g.constant(np.stack(indices).astype(g.scalar(0, expected.dtype).numpy_dtype))
+    return g.constant(np.stack(indices).astype(expected.numpy_dtype))
 
 
 def _triangle(upper: int, g: Graph, expected: Expected, x: Value, diagonal: int = 0) -> Value:
@@ -220,6 +213,6 @@ TRANSLATIONS: Table = table(
     (aten.arange.start_step, _arange),
     (aten.tril_indices.default, partial(_triangle_indices, False)),
     (aten.triu_indices.default, partial(_triangle_indices, True)),
-    (aten.tril.default, lambda g, e, x, k=0: _triangle(0, g, e, x, k)),
-    (aten.triu.default, lambda g, e, x, k=0: _triangle(1, g, e, x, k)),
+    (aten.tril.default, partial(_triangle, 0)),
+    (aten.triu.default, partial(_triangle, 1)),
 )
