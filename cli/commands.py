@@ -25,6 +25,9 @@ HOME = {
 """Module and function of each command, in the order of the help."""
 
 
+HELP = ["-h", "--help"]
+"""Names of the option for help."""
+
 _SHORT = "campo_onnx.short_help"
 
 
@@ -49,6 +52,10 @@ class Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
         """Return its options and arguments."""
         return _without_python_types(super().get_params(ctx))
+
+    def get_help_option_names(self, ctx: Any) -> list[str]:
+        """Return the same names in every context: the command keeps the option that the first one makes."""
+        return HELP
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command line; remembers how help was asked for."""

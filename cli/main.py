@@ -12,7 +12,7 @@ import typer
 from campo_onnx.errors import CampoError, InternalError, UsageError
 from campo_onnx.files import cache_folder
 
-from .commands import Commands
+from .commands import HELP, Commands
 from .render.console import (
     INTERRUPTED,
     prepare_streams,
@@ -42,7 +42,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": HELP},
     epilog=(
         "Exit codes: 0 ok, 1 a bug of ours, 2 usage, 3 bad model, 4 unsupported model, "
         "5 bad profile, calibration or checkpoint, 6 device mismatch, 7 plan does not fit the model, "

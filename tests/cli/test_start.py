@@ -76,3 +76,12 @@ def test_whole_help_tells_everything(monkeypatch) -> None:
         "writes bert.mixed.onnx.",
     ):
         assert part in whole
+
+
+def test_help_keeps_its_short_name_whoever_asks_first() -> None:
+    from campo_onnx_cli.commands import _loaded
+    from typer import Context
+
+    _loaded.cache_clear()
+    _loaded("demo").get_params(Context(_loaded("demo")))
+    assert CliRunner().invoke(app, ["demo", "-h"]).exit_code == 0

@@ -24,7 +24,7 @@ _LINEAR = _KEEPING_BITS | SUMS_OF_FEW | op_keys("Mul")
 _SCALES = MOVES | SCALES | op_keys("Neg")
 _EXTREMES = op_keys("CumProd ReduceLogSumExp ReduceMax ReduceMin ReduceProd")
 _STEPS = having(Trait.ROUNDS)
-_GATES = having(Trait.SHARES) | op_keys("HardSigmoid Sigmoid Softsign Tanh")
+_GATES = having(Trait.SHARES) | op_keys("Erf HardSigmoid Sigmoid Softsign Tanh")
 _MOST_SOURCES = 6
 
 

@@ -328,6 +328,7 @@ HARMLESS = {
     "a difference of two products": "k = MatMul(w, x) y = Sub(h, k)",
     "a residual": "t = Tanh(h) y = Add(h, t)",
     "a gate": "g = Sigmoid(h) r = Sub(one, g) k = MatMul(w, x) a = Mul(r, k) b = Mul(g, h) y = Add(a, b)",
+    "GELU as JAX writes it": "n = Neg(h) e = Erf(n) c = Sub(one, e) a = Mul(h, half) y = Mul(a, c)",
     "a step towards another": "k = MatMul(w, x) d = Sub(k, h) s = Mul(d, half) y = Add(h, s)",
     "a rotation": """a, b = Split<axis = 1, num_outputs = 2>(h) c, s = Split<axis = 1, num_outputs = 2>(w)
         ac = Mul(a, c) bs = Mul(b, s) l = Sub(ac, bs) bc = Mul(b, c) as = Mul(a, s) r = Add(bc, as)
