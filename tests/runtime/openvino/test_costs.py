@@ -35,18 +35,17 @@ def timer():
 
 @pytest.mark.usefixtures("bf16_units")
 def test_a_calibration_is_of_this_cpu_and_goes_on_from_the_store(timer):
-    sampling = Sampling(count=9, largest_bytes=2e5, largest_flops=1e7)
+    sampling = Sampling(count=16, largest_bytes=2e5, largest_flops=1e7)
     workload = Workload(ops=("Conv", "MatMul"), sampling=sampling, casts=6, largest_cast_elements=1 << 16)
     figures = target_of(timer.machine)
     calibration = calibrate(workload, timer, figures, Precision.BF16)
     assert (calibration.target.name, calibration.target.runtime.name) == (figures.name, "openvino")
     assert calibration.machine.software.startswith("OpenVINO ")
     assert calibration.failures == {}
-    assert {(entry.op, entry.on_tensor_cores) for entry in calibration.entries} == {
-        ("Conv", True),
-        ("Conv", False),  # grouped
-        ("MatMul", True),
-    }
+    kinds = {("Conv", True), ("Conv", False), ("MatMul", True)}  # the second are grouped
+    if figures.hardware.efficiency.unaligned < 1:
+        kinds.add(("MatMul", False))  # sums of odd length, which tiles do not take
+    assert {(entry.op, entry.on_tensor_cores) for entry in calibration.entries} == kinds
     assert all(entry.scores.shapes for entry in calibration.entries)
     stored = NodeTimer(machine=timer.machine, store=timer.store, only_stored=True)
     again = calibrate(workload, stored, figures, Precision.BF16)
