@@ -23,7 +23,7 @@ CPU = "cpu"
 """The device that stands for any CPU."""
 
 ROUGH_CPUS = (CPU, "cpu_bf16", "cpu_amx")
-"""Devices that are no particular CPU."""
+"""Devices that stand for many CPUs."""
 
 T = TypeVar("T")
 
