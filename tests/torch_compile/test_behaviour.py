@@ -104,7 +104,10 @@ def test_a_backward_pass_outlives_its_session() -> None:
 
 def test_gradients_accumulate_and_graphs_run_twice() -> None:
     module, x = perceptron(0.0), torch.randn(3, 4)
-    loss = compiled(module)(x).sin().sum()
+    run = compiled(module)
+    run(x).sum().backward()
+    module.zero_grad()
+    loss = run(x).sin().sum()
     loss.backward(retain_graph=True)
     once = [p.grad.clone() for p in module.parameters()]
     loss.backward()

@@ -8,6 +8,7 @@ import torch
 import torch._functorch.config
 from torch._decomp import core_aten_decompositions
 from torch._dynamo.backends.common import aot_autograd
+from torch._guards import TracingContext
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
@@ -62,8 +63,14 @@ def traced(
     inference_compiler: Callable[..., Any],
 ) -> Callable[..., Any]:
     """Let AOTAutograd trace a graph, and make of it what we compile."""
+
+    def forward_compiler(half: torch.fx.GraphModule, arguments: Sequence[Any]) -> Callable[..., Any]:
+        # Without donated buffers there is no list of them, which a later backward pass takes for a full one.
+        TracingContext.get().fw_metadata.bw_donated_idxs = []
+        return compiler(half, arguments)
+
     aot = aot_autograd(
-        fw_compiler=compiler,
+        fw_compiler=forward_compiler,
         bw_compiler=compiler,
         inference_compiler=inference_compiler,
         partition_fn=partition,
