@@ -46,40 +46,21 @@ def to_report(kind: str, version: int, fields: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format(Generic[T]):
-    """A kind of file: what it holds, and which versions of it are read.
+    """A kind of file: what it holds, and which versions of it are read."""
 
-    Parameters
-    ----------
-    holds
-        The dataclass.
-    noun
-        What the file is called: ``"calibration"``.
-    version
-        Version that is written, as ``format_version``; raised when a program that reads the old one would
-        misread the new one.
-    kind
-        What the document says it is, as ``kind``: ``"campo-onnx plan"``.
-    kind_since
-        First version that says it.
-    rows
-        Fields that get one element a line.
-    older
-        By older version that is still read, what turns its document into one of the next version.
-    error
-        Raised for a file that is something else, damaged, or of a newer version.
-    remedy
-        How to get a new one.
-    """
-
-    holds: type[T]
-    noun: str
+    holds: type[T]  # the dataclass
+    noun: str  # what the file is called: `"calibration"`
+    # version that is written, as `format_version`; raised when a program that reads the old one would misread
+    # the new one
     version: int
-    kind: str
-    kind_since: int = 1
-    rows: tuple[str, ...] = ()
+    kind: str  # what the document says it is, as `kind`: `"campo-onnx plan"`
+    kind_since: int = 1  # first version that says it
+    rows: tuple[str, ...] = ()  # fields that get one element a line
+    # by older version that is still read, what turns its document into one of the next version
     older: Mapping[int, Callable[[Document], Document]] = field(default_factory=dict)
+    # raised for a file that is something else, damaged, or of a newer version
     error: type[CampoError] = UsageError
-    remedy: str = ""
+    remedy: str = ""  # how to get a new one
     limit_bytes: int = READ_LIMIT_BYTES
 
     def document(self, value: T) -> Document:

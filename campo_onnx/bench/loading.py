@@ -54,21 +54,14 @@ class Buffers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """Graphs ready to run.
+    """Graphs ready to run."""
 
-    Parameters
-    ----------
-    steps
-        By graph, a function that runs one step and waits for its end. A graph that fails later is
-        removed, which frees its memory.
-    peak_bytes
-        By graph, memory of a step, inputs and outputs included, where it could be measured.
-    step_s
-        By graph, about how long a step takes: the last of the first ones.
-    """
-
+    # by graph, a function that runs one step and waits for its end. A graph that fails later is removed,
+    # which frees its memory.
     steps: dict[str, Step] = field(default_factory=dict)
+    # by graph, memory of a step, inputs and outputs included, where it could be measured
     peak_bytes: Mapping[str, int] = field(default_factory=dict)
+    # by graph, about how long a step takes: the last of the first ones
     step_s: Mapping[str, float] = field(default_factory=dict)
     failures: Mapping[str, Failure] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

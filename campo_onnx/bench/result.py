@@ -35,34 +35,25 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRow:
-    """One graph.
-
-    Parameters
-    ----------
-    step_us
-        Time of one step; for a graph that failed, over the rounds before. None if there were none.
-    speedup
-        Step of the first graph over that of this one, paired round by round. None for the first
-        and wherever nothing was compared.
-    peak_bytes
-        Memory that a step was seen to need, its inputs and outputs included: what ONNX Runtime's arena holds.
-    launches, moved_bytes
-        Kernels of the graph, and what they read and write in memory, counted
-        (:func:`campo_onnx.optimize.traffic.traffic`).
-    alive_bytes
-        Most memory that its tensors take at a time, counted likewise, with nothing computed in place.
-    """
+    """One graph."""
 
     name: str
+    # time of one step; for a graph that failed, over the rounds before. None if there were none.
     step_us: Interval | None
+    # step of the first graph over that of this one, paired round by round. None for the first and wherever
+    # nothing was compared.
     speedup: Interval | None
     verdict: Outcome
     samples_per_s: float | None = None
     energy_j: Interval | None = None
+    # memory that a step was seen to need, its inputs and outputs included: what ONNX Runtime's arena holds
     peak_bytes: int | None = None
     tensor_pipe_share: float | None = None
+    # kernels of the graph, and what they read and write in memory, counted
+    # (`campo_onnx.optimize.traffic.traffic`)
     launches: int | None = None
     moved_bytes: float | None = None
+    # most memory that its tensors take at a time, counted likewise, with nothing computed in place
     alive_bytes: float | None = None
     failure: str = ""
     failure_code: int = 0  # the exit code documented for it; 0 if nothing went wrong
@@ -70,29 +61,22 @@ class BenchRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchResult:
-    """Everything a benchmark measured.
-
-    Parameters
-    ----------
-    samples_us
-        Time of every step by graph, in the order of rounds: the n-th times of two graphs are a pair.
-    tolerance
-        Speed-ups within this of 1 count as no difference; very short steps need more (see `notes`).
-    sm_clock_mhz
-        Clock of the GPU's multiprocessors after every round, warm-up included, where it can be read.
-    """
+    """Everything a benchmark measured."""
 
     machine: Machine
     rows: tuple[BenchRow, ...]
     steps: int  # timed rounds: steps of every graph that did not fail
     measured_at: str  # when it ended (UTC, ISO 8601)
+    # time of every step by graph, in the order of rounds: the n-th times of two graphs are a pair
     samples_us: Mapping[str, tuple[float, ...]]
+    # speed-ups within this of 1 count as no difference; very short steps need more (see `notes`)
     tolerance: float
     rounds_per_run: tuple[int, ...] = ()  # rounds of each run; the graphs are loaded anew for every run
     batch: int | None = None
     interrupted: bool = False
     energy_from: str = ""
     memory_from: str = ""
+    # clock of the GPU's multiprocessors after every round, warm-up included, where it can be read
     sm_clock_mhz: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
 

@@ -22,48 +22,28 @@ DEFAULT_MIN_SPEEDUP = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Limits for one mixed graph.
+    """Limits for one mixed graph."""
 
-    Parameters
-    ----------
-    max_drift
-        Largest relative L2 error of the loss, a gradient or any other output; None takes what the low
-        precision allows (:func:`campo_onnx.emulation.drift.most_drift`).
-    min_speedup
-        Smallest predicted FP32 step over predicted mixed step.
-    max_casts
-        Most Casts that may be inserted; None sets no limit of its own.
-    baseline
-        A committed plan; the graph may have neither more casts nor a slower step.
-    target
-        What the step is predicted for; None takes the baseline's, else the one that the mixed
-        file was made for (a file that was edited since does not say), else what ``auto`` finds.
-    lists
-        Op lists that say which operators are deny.
-    keep_fp32
-        Regular expressions for further nodes and operators that must be FP32.
-    dims
-        Sizes of symbolic dimensions.
-    inputs
-        Batches (.npz) to measure drift on; inputs are generated where there are none.
-    ranges
-        Declared ranges of graph inputs, beside those that the baseline relies on: what is generated lies
-        within them.
-    strict
-        Whether a rule that cannot be checked counts as failed.
-    """
-
+    # largest relative L2 error of the loss, a gradient or any other output; None takes what the low precision
+    # allows (`campo_onnx.emulation.drift.most_drift`)
     max_drift: float | None = None
-    min_speedup: float = DEFAULT_MIN_SPEEDUP
-    max_casts: int | None = None
-    baseline: Path | None = None
+    min_speedup: float = DEFAULT_MIN_SPEEDUP  # smallest predicted FP32 step over predicted mixed step
+    max_casts: int | None = None  # most Casts that may be inserted; None sets no limit of its own
+    baseline: Path | None = None  # a committed plan; the graph may have neither more casts nor a slower step
+    # what the step is predicted for; None takes the baseline's, else the one that the mixed file was made for
+    # (a file that was edited since does not say), else what `auto` finds
     target: Target | None = None
+    # op lists that say which operators are deny
     lists: OpLists = field(default_factory=lambda: preset("campo"))
-    keep_fp32: tuple[str, ...] = ()
+    keep_fp32: tuple[str, ...] = ()  # regular expressions for further nodes and operators that must be FP32
+    # sizes of symbolic dimensions
     dims: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    # batches (.npz) to measure drift on; inputs are generated where there are none
     inputs: tuple[Path, ...] = ()
+    # declared ranges of graph inputs, beside those that the baseline relies on: what is generated lies within
+    # them
     ranges: Mapping[str, DeclaredRange] = field(default_factory=lambda: MappingProxyType({}))
-    strict: bool = False
+    strict: bool = False  # whether a rule that cannot be checked counts as failed
 
     def __post_init__(self) -> None:
         """Refuse limits that no graph, or every graph, would satisfy."""

@@ -51,23 +51,17 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdicts:
-    """All verdicts on one mixed graph.
-
-    Parameters
-    ----------
-    device, costs
-        Device that the step was predicted for, and source of the costs; ``""`` after an error.
-    error
-        Why nothing was checked: a missing file, or a mixed graph of another model.
-    """
+    """All verdicts on one mixed graph."""
 
     name: str
     mixed: str
     against: str
     verdicts: tuple[Verdict, ...] = ()  # one per rule; empty after an error
+    # device that the step was predicted for, and source of the costs; `""` after an error
     device: str = ""
     costs: str = ""
     captured: bool = False
+    # why nothing was checked: a missing file, or a mixed graph of another model
     error: CampoError | None = None
 
     @property

@@ -33,15 +33,10 @@ _SUFFIX = ".toml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumption:
-    """A figure that no data sheet states.
+    """A figure that no data sheet states."""
 
-    Parameters
-    ----------
-    value
-        The figure: microseconds under a name that ends in ``_us``, GB/s under ``_gb_per_s``, else a share of
-        the peak.
-    """
-
+    # the figure: microseconds under a name that ends in `_us`, GB/s under `_gb_per_s`, else a share of the
+    # peak
     value: float
     reason: str
 
@@ -99,19 +94,11 @@ class _DataSheet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalogue:
-    """All devices of a folder.
+    """All devices of a folder."""
 
-    Parameters
-    ----------
-    devices
-        By name: CUDA devices by compute capability, then other GPUs, then CPUs.
-    by_driver_name
-        Devices by what the driver calls them, see :func:`driver_key`.
-    """
-
-    devices: Mapping[str, Hardware]
+    devices: Mapping[str, Hardware]  # by name: CUDA devices by compute capability, then other GPUs, then CPUs
     assumptions: Mapping[str, Mapping[str, Assumption]]
-    by_driver_name: Mapping[str, Hardware]
+    by_driver_name: Mapping[str, Hardware]  # devices by what the driver calls them, see `driver_key`
     sheets: Mapping[str, _DataSheet]
 
 

@@ -16,24 +16,13 @@ AMPERE = (8, 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency:
-    """Shares of the peaks that good kernels reach, each in (0, 1].
+    """Shares of the peaks that good kernels reach, each in (0, 1]."""
 
-    Parameters
-    ----------
-    bandwidth
-        Of the memory bandwidth.
-    cuda_cores
-        Of the peak without tensor cores (on a CPU: of its vector units).
-    tensor_cores
-        Of the tensor-core peak, for aligned products that fill the chip.
-    unaligned
-        What is left of `tensor_cores` when dimensions are not aligned; 0 when such products
-        do not run on tensor cores at all.
-    """
-
-    bandwidth: float
-    cuda_cores: float
-    tensor_cores: float
+    bandwidth: float  # of the memory bandwidth
+    cuda_cores: float  # of the peak without tensor cores (on a CPU: of its vector units)
+    tensor_cores: float  # of the tensor-core peak, for aligned products that fill the chip
+    # what is left of `tensor_cores` when dimensions are not aligned; 0 when such products do not run on
+    # tensor cores at all
     unaligned: float
 
     def __post_init__(self) -> None:
@@ -49,53 +38,31 @@ class Efficiency:
 class Hardware:
     """One processor with its memory.
 
-    Parameters
-    ----------
-    name, title
-        Short name (``"v100"``) and what people call it.
-    processor
-        One of :data:`PROCESSORS`.
-    compute_capability
-        ``(major, minor)``; None for all but CUDA devices.
-    sm_count
-        Streaming multiprocessors (on a CPU: cores; on Intel's GPUs: Xe-cores).
-    l2_bytes
-        Last-level cache.
-    memory_bandwidth_bytes_per_s
-        Peak of main memory.
-    fp32_flops_per_s
-        Peak without tensor cores.
-    fp16_flops_per_s, bf16_flops_per_s
-        Peaks of the vector units, or None without such arithmetic: kernels then compute in FP32.
-    tf32_flops_per_s, fp16_tensor_flops_per_s, bf16_tensor_flops_per_s
-        Dense peaks of tensor cores (on a CPU: of its matrix units) with FP32 accumulation; None where there
-        are none.
-    efficiency
-        Shares of the peaks that are reached.
-    source
-        Where the figures come from.
-
     Raises
     ------
     ProfileError
         If a figure is not positive, or two of them contradict each other.
     """
 
+    # short name (`"v100"`) and what people call it
     name: str
     title: str
-    processor: str
-    compute_capability: tuple[int, int] | None = None
-    sm_count: int
-    l2_bytes: int
-    memory_bandwidth_bytes_per_s: float
-    fp32_flops_per_s: float
+    processor: str  # one of `PROCESSORS`
+    compute_capability: tuple[int, int] | None = None  # `(major, minor)`; None for all but CUDA devices
+    sm_count: int  # streaming multiprocessors (on a CPU: cores; on Intel's GPUs: Xe-cores)
+    l2_bytes: int  # last-level cache
+    memory_bandwidth_bytes_per_s: float  # peak of main memory
+    fp32_flops_per_s: float  # peak without tensor cores
+    # peaks of the vector units, or None without such arithmetic: kernels then compute in FP32
     fp16_flops_per_s: float | None = None
     bf16_flops_per_s: float | None = None
+    # dense peaks of tensor cores (on a CPU: of its matrix units) with FP32 accumulation; None where there are
+    # none
     tf32_flops_per_s: float | None = None
     fp16_tensor_flops_per_s: float | None = None
     bf16_tensor_flops_per_s: float | None = None
-    efficiency: Efficiency
-    source: str
+    efficiency: Efficiency  # shares of the peaks that are reached
+    source: str  # where the figures come from
 
     def __post_init__(self) -> None:
         for field in fields(self):

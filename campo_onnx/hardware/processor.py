@@ -16,22 +16,13 @@ _TABLE = Path("/proc/cpuinfo")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processor:
-    """One CPU.
+    """One CPU."""
 
-    Parameters
-    ----------
-    vendor
-        ``"AuthenticAMD"``, ``"GenuineIntel"``, or Arm's code of the implementer, such as ``"0x41"``.
-    family, model
-        Their numbers; for Arm, architecture and part.
-    features
-        Instruction sets that programs may use here. A hypervisor may hide some.
-    """
-
-    vendor: str
+    vendor: str  # `"AuthenticAMD"`, `"GenuineIntel"`, or Arm's code of the implementer, such as `"0x41"`
+    # their numbers; for Arm, architecture and part
     family: int
     model: int
-    features: frozenset[str]
+    features: frozenset[str]  # instruction sets that programs may use here. A hypervisor may hide some.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

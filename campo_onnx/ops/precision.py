@@ -18,26 +18,18 @@ class Precision:
 
     ``Precision("fp16")`` looks a format up by its name, and is the constant :attr:`FP16`: there is
     one object for a format, so that ``is`` compares formats. It cannot be changed.
-
-    Parameters
-    ----------
-    onnx_dtype, onnx_name
-        The ``TensorProto.DataType``, and its name in schemas.
-    fraction_bits
-        Bits of the significand that are stored.
-    smallest_normal
-        Smallest magnitude that keeps all its significand bits.
     """
 
     __slots__ = _NAMES
 
     value: str
+    # the `TensorProto.DataType`, and its name in schemas
     onnx_dtype: int
     onnx_name: str
     itemsize_bytes: int
-    fraction_bits: int
+    fraction_bits: int  # bits of the significand that are stored
     largest: float
-    smallest_normal: float
+    smallest_normal: float  # smallest magnitude that keeps all its significand bits
 
     FP32: ClassVar["Precision"]
     FP16: ClassVar["Precision"]

@@ -34,32 +34,23 @@ class Support(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """Capabilities of a runtime besides running a graph.
+    """Capabilities of a runtime besides running a graph."""
 
-    Parameters
-    ----------
-    honours_types
-        Whether each node runs in the precision that the graph gives it, so that what is planned is what runs.
-    takes_addresses
-        Whether it runs on memory that the caller owns, at addresses that may change between two runs.
-    indexes_pools_slowly
-        Whether its kernel of MaxPool with indices takes several times as long as comparisons do.
-    keeps_nan
-        Whether a NaN survives Relu, Max and MaxPool, so that a finite loss means finite activations.
-    refused_precisions
-        Low precisions in which nothing may be planned for it, each with the reason.
-    """
-
+    # whether each node runs in the precision that the graph gives it, so that what is planned is what runs
     honours_types: bool
     captures: bool  # whether a step can be captured once and replayed without launches (CUDA graphs)
+    # whether it runs on memory that the caller owns, at addresses that may change between two runs
     takes_addresses: bool
     traces_nodes: bool  # whether it times each node of a whole step
     fuses_casts: bool  # whether a Cast beside an elementwise operator costs no launch of its own
     has_low_cpu_kernels: bool  # whether it computes in low precision on CPUs that have units for it
     multiplies_in_tf32: bool  # whether FP32 products run as TF32 where the hardware has it
+    # whether a NaN survives Relu, Max and MaxPool, so that a finite loss means finite activations
     keeps_nan: bool
+    # whether its kernel of MaxPool with indices takes several times as long as comparisons do
     indexes_pools_slowly: bool = False
     takes_any_size: bool = True  # whether a program runs graphs whose inputs change their sizes
+    # low precisions in which nothing may be planned for it, each with the reason
     refused_precisions: tuple[tuple[Precision, str], ...] = ()
 
     def refusal(self, precision: Precision) -> str:
@@ -69,24 +60,18 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSettings:
-    """Choices at loading that change how a program runs, not what it computes.
-
-    Parameters
-    ----------
-    stream
-        Address of the CUDA stream that the program runs on, in order with what else is put there; 0 for a
-        stream of its own.
-    channels_last
-        Let convolutions compute with channels last (NHWC), where the runtime has such kernels.
-    """
+    """Choices at loading that change how a program runs, not what it computes."""
 
     captures: bool = False  # capture the step once and replay it
     must_stay: bool = True  # refuse a graph of which some node would run on another processor
     spins: bool = True  # let threads wait busily between two runs; not where several programs take turns
     holds_memory: bool = True  # keep working memory between runs
-    traces: bool = False  # be ready for :meth:`Program.node_times`, which costs time in every run
+    traces: bool = False  # be ready for `Program.node_times`, which costs time in every run
     device_id: int = 0  # number of the GPU
+    # address of the CUDA stream that the program runs on, in order with what else is put there; 0 for a
+    # stream of its own
     stream: int = 0
+    # let convolutions compute with channels last (NHWC), where the runtime has such kernels
     channels_last: bool = False
 
 

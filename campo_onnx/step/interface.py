@@ -58,18 +58,12 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInterface:
-    """A training step's inputs and outputs, told apart.
-
-    Parameters
-    ----------
-    next_value
-        Output that holds the next value of each state input; frozen ones are absent.
-    feeds
-        The other inputs by name: the batch, settings such as the learning rate, the loss scale.
-    """
+    """A training step's inputs and outputs, told apart."""
 
     state: Mapping[str, TensorSpec]  # state inputs by name
+    # output that holds the next value of each state input; frozen ones are absent
     next_value: Mapping[str, str]
+    # the other inputs by name: the batch, settings such as the learning rate, the loss scale
     feeds: Mapping[str, TensorSpec]
     metrics: Mapping[str, TensorSpec]  # the other outputs by name
 

@@ -22,30 +22,17 @@ if TYPE_CHECKING:
 class Target:
     """Hardware, and the runtime on it. :meth:`of` fills in what the runtime says of itself.
 
-    Parameters
-    ----------
-    hardware
-        The processor.
-    runtime
-        What runs graphs on it.
-    launch_us
-        Constant time of one more kernel in the step.
-    host_us
-        Time of a node that launches nothing, such as Reshape.
-    captures
-        Whether steps run as captured CUDA graphs, which these two are of.
-
     Raises
     ------
     ProfileError
         If a time is not positive.
     """
 
-    hardware: Hardware
-    runtime: Runtime
-    launch_us: float
-    host_us: float
-    captures: bool = False
+    hardware: Hardware  # the processor
+    runtime: Runtime  # what runs graphs on it
+    launch_us: float  # constant time of one more kernel in the step
+    host_us: float  # time of a node that launches nothing, such as Reshape
+    captures: bool = False  # whether steps run as captured CUDA graphs, which these two are of
 
     def __post_init__(self) -> None:
         for name in ("launch_us", "host_us"):

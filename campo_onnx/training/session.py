@@ -28,32 +28,16 @@ from campo_onnx.training.weight_update import WeightUpdate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """Result of one training step.
+    """Result of one training step."""
 
-    Parameters
-    ----------
-    step
-        Its number; the first is 1. Skipped steps count.
-    metrics
-        Outputs that are not state, by name: the loss, and what else the graph returns.
-    skipped
-        Whether a gradient overflowed, so that the state stayed as it was.
-    updated
-        Whether the weights were updated: neither in a skipped step, nor while gradients accumulate.
-    loss_scale
-        The scale the step ran with; None for a graph without one.
-    duration_s
-        Time from feeding the batch to having the metrics.
-    samples
-        Size of the batch: the leading dimension of the first input fed step by step that has one.
-    """
-
-    step: int
+    step: int  # its number; the first is 1. Skipped steps count.
+    # outputs that are not state, by name: the loss, and what else the graph returns
     metrics: Mapping[str, NDArray[Any]]
-    skipped: bool
-    loss_scale: float | None
-    duration_s: float
-    samples: int
+    skipped: bool  # whether a gradient overflowed, so that the state stayed as it was
+    loss_scale: float | None  # the scale the step ran with; None for a graph without one
+    duration_s: float  # time from feeding the batch to having the metrics
+    samples: int  # size of the batch: the leading dimension of the first input fed step by step that has one
+    # whether the weights were updated: neither in a skipped step, nor while gradients accumulate
     updated: bool = True
 
     @property

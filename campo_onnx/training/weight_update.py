@@ -10,14 +10,9 @@ from campo_onnx.export.optimizers import Optimizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterGroup:
-    """Parameters with settings of their own, as ``torch.optim`` has them.
+    """Parameters with settings of their own, as ``torch.optim`` has them."""
 
-    Parameters
-    ----------
-    parameters
-        Regular expressions; a parameter whose name one of them is found in belongs to the group.
-    """
-
+    # regular expressions; a parameter whose name one of them is found in belongs to the group
     parameters: tuple[str, ...]
     lr_scale: float = 1.0  # factor on the learning rate; a schedule moves all groups together
     weight_decay: float | None = None  # instead of the optimizer's; None keeps that
@@ -46,27 +41,19 @@ class ParameterGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightUpdate:
-    """A session's update, for a graph that has none.
+    """A session's update, for a graph that has none."""
 
-    Parameters
-    ----------
-    optimizer
-        Which update, one of :mod:`campo_onnx.export.optimizers`. None leaves the update to the caller,
-        who changes what :meth:`~campo_onnx.training.session.TrainingSession.shared` gives whenever a
-        step's result says ``updated``: an optimizer of torch, say.
-    groups
-        Parameters with settings of their own; a parameter belongs to the first group that holds it.
-    clip_norm
-        The largest norm that all gradients may have together, as in
-        ``torch.nn.utils.clip_grad_norm_``; None does not clip.
-    average_decay
-        Share of a moving average of the weights that is kept at each update; None keeps none.
-    """
-
+    # which update, one of `campo_onnx.export.optimizers`. None leaves the update to the caller, who
+    # changes what `campo_onnx.training.session.TrainingSession.shared` gives whenever a step's result
+    # says `updated`: an optimizer of torch, say.
     optimizer: Optimizer | None
+    # parameters with settings of their own; a parameter belongs to the first group that holds it
     groups: tuple[ParameterGroup, ...] = ()
+    # the largest norm that all gradients may have together, as in `torch.nn.utils.clip_grad_norm_`; None does
+    # not clip
     clip_norm: float | None = None
     accumulate: int = 1  # steps whose gradients are averaged for one update
+    # share of a moving average of the weights that is kept at each update; None keeps none
     average_decay: float | None = None
 
     def __post_init__(self) -> None:

@@ -40,31 +40,18 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column.
-
-    Parameters
-    ----------
-    key
-        Its heading in CSV, with the unit of its values; ``""`` leaves it out there.
-    of
-        Gives the value in a row, or the cell; None is a dash.
-    text
-        Writes a value as it is shown.
-    rank
-        Columns of the highest rank are left out first where the terminal is narrow; those of rank 0 stay.
-    csv_only
-        Whether it is in CSV only: a part of what another column shows in one cell.
-    """
+    """One column."""
 
     title: str
-    key: str = ""
-    of: Callable[[Any], Any] = lambda row: row
-    text: Callable[[Any], str] = str
+    key: str = ""  # its heading in CSV, with the unit of its values; `""` leaves it out there
+    of: Callable[[Any], Any] = lambda row: row  # gives the value in a row, or the cell; None is a dash
+    text: Callable[[Any], str] = str  # writes a value as it is shown
     is_number: bool = False
+    # columns of the highest rank are left out first where the terminal is narrow; those of rank 0 stay
     rank: int = 0
     may_break: bool = False  # whether its text may be broken over lines: names and sentences
     least: int = 16  # cells that it keeps where it is broken
-    csv_only: bool = False
+    csv_only: bool = False  # whether it is in CSV only: a part of what another column shows in one cell
 
     def cell(self, row: Any) -> Cell:
         """Give the cell of a row."""

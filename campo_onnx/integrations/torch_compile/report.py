@@ -29,30 +29,17 @@ class KeptTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class RunningGraph:
-    """One graph that runs in a runtime of ours.
+    """One graph that runs in a runtime of ours."""
 
-    Parameters
-    ----------
-    kind
-        ``"training step"``, ``"forward pass"``; ``"half of a training step"`` or ``"piece"`` where torch
-        runs some operations.
-    sizes
-        What the dynamic sizes are, in the order in which torch found them; none if all are static.
-    plan
-        Every decision.
-    provider
-        Where it runs: ``"cpu"`` or ``"cuda"``.
-    runtime
-        What runs it.
-    kept
-        What a training step keeps between its passes, beside weights and inputs.
-    """
-
+    # `"training step"`, `"forward pass"`; `"half of a training step"` or `"piece"` where torch runs some
+    # operations
     kind: str
+    # what the dynamic sizes are, in the order in which torch found them; none if all are static
     sizes: tuple[int, ...]
-    plan: Plan
-    provider: str
-    runtime: str = DEFAULT
+    plan: Plan  # every decision
+    provider: str  # where it runs: `"cpu"` or `"cuda"`
+    runtime: str = DEFAULT  # what runs it
+    # what a training step keeps between its passes, beside weights and inputs
     kept: tuple[KeptTensor, ...] = ()
 
     def __str__(self) -> str:
@@ -79,21 +66,12 @@ class RunningGraph:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Graphs and plans of a compiled model.
+    """Graphs and plans of a compiled model."""
 
-    Parameters
-    ----------
-    graphs
-        What runtimes run: one for each graph that torch.compile captured and each set of sizes.
-    left
-        Operations that torch runs.
-    refusals
-        Why, a message each.
-    """
-
+    # what runtimes run: one for each graph that torch.compile captured and each set of sizes
     graphs: tuple[RunningGraph, ...]
-    left: tuple[str, ...]
-    refusals: tuple[str, ...]
+    left: tuple[str, ...]  # operations that torch runs
+    refusals: tuple[str, ...]  # why, a message each
 
     def __str__(self) -> str:
         lines = list(map(str, self.graphs)) or [_NOTHING]

@@ -29,31 +29,6 @@ _FALLBACKS = ("torch", "error")
 class Settings:
     """The backend's options.
 
-    Parameters
-    ----------
-    device
-        Device to plan for: a name, ``"auto"`` for the one that the tensors are on, or a
-        :class:`~campo_onnx.targets.target.Target`.
-    strategy
-        Name of a strategy.
-    lists
-        Op lists, or the name of a preset or path of a list file; None takes the strategy's own.
-    precision
-        The low precision: ``"fp16"`` or ``"bf16"``; None takes FP16, or BF16 in a runtime without FP16.
-    keep_fp32
-        Regular expressions for names or operators of nodes that stay FP32.
-    plans
-        Folder that keeps plans and measured choices of runtimes, so that the same step is neither planned nor
-        measured again; ``"auto"`` is one of the user's cache, None for none.
-    fallback
-        What becomes of operations that cannot be translated: ``"torch"`` runs them, ``"error"``
-        refuses the model.
-    runtime
-        What runs graphs on a CPU: ``"auto"`` for the fastest of those that are installed, as measured for
-        each graph, ``"onnxruntime"`` or ``"openvino"``. On CUDA it is ONNX Runtime.
-    sessions
-        For how many sets of sizes a graph of dynamic sizes keeps its sessions.
-
     Raises
     ------
     UsageError
@@ -62,15 +37,24 @@ class Settings:
         If the runtime cannot be used here.
     """
 
+    # device to plan for: a name, `"auto"` for the one that the tensors are on, or a
+    # `campo_onnx.targets.target.Target`
     device: str | Target = "auto"
-    strategy: str = DEFAULT_STRATEGY
+    strategy: str = DEFAULT_STRATEGY  # name of a strategy
+    # op lists, or the name of a preset or path of a list file; None takes the strategy's own
     lists: str | OpLists | None = None
+    # the low precision: `"fp16"` or `"bf16"`; None takes FP16, or BF16 in a runtime without FP16
     precision: str | Precision | None = None
-    keep_fp32: tuple[str, ...] = ()
+    keep_fp32: tuple[str, ...] = ()  # regular expressions for names or operators of nodes that stay FP32
+    # folder that keeps plans and measured choices of runtimes, so that the same step is neither planned nor
+    # measured again; `"auto"` is one of the user's cache, None for none
     plans: str | Path | None = AUTO
+    # what becomes of operations that cannot be translated: `"torch"` runs them, `"error"` refuses the model
     fallback: str = "torch"
+    # what runs graphs on a CPU: `"auto"` for the fastest of those that are installed, as measured for each
+    # graph, `"onnxruntime"` or `"openvino"`. On CUDA it is ONNX Runtime.
     runtime: str = AUTO
-    sessions: int = 32
+    sessions: int = 32  # for how many sets of sizes a graph of dynamic sizes keeps its sessions
 
     def __post_init__(self) -> None:
         strategy_called(self.strategy)

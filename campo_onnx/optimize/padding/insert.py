@@ -13,15 +13,9 @@ from campo_onnx.optimize.plan.edits import PadBy, PaddedTensor, PlannedPad
 
 
 class Topology(Protocol):
-    """A graph under edit, with graphsurgeon's nodes and tensors.
+    """A graph under edit, with graphsurgeon's nodes and tensors."""
 
-    Parameters
-    ----------
-    nodes
-        In order; low nodes read and make low tensors already.
-    """
-
-    nodes: list[Any]
+    nodes: list[Any]  # in order; low nodes read and make low tensors already
     initializers: list[TensorProto]
 
     def new_tensor(self, stem: str) -> Any:

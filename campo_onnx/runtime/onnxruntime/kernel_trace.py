@@ -62,23 +62,16 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """Kernels by node.
+    """Kernels by node."""
 
-    Parameters
-    ----------
-    nodes_us
-        For each node that launched anything, GPU time in every step; 0 in a step without a kernel.
-    busy_us
-        Time in which the GPU did anything, in every step: overlapping kernels count once.
-    outside
-        Names of kernels that were launched outside every window. Copies there belong to no node: they
-        bring the step's inputs and outputs to where they are wanted.
-    """
-
+    # for each node that launched anything, GPU time in every step; 0 in a step without a kernel
     nodes_us: Mapping[str, tuple[float, ...]]
     kernels: Mapping[str, tuple[tuple[str, ...], ...]]  # for each of them, the kernels' names in every step
+    # time in which the GPU did anything, in every step: overlapping kernels count once
     busy_us: tuple[float, ...]
     unlaunched: tuple[str, ...]  # names of kernels whose launch was not recorded
+    # names of kernels that were launched outside every window. Copies there belong to no node: they bring the
+    # step's inputs and outputs to where they are wanted.
     outside: tuple[str, ...]
 
     @property
