@@ -43,10 +43,7 @@ class Plain(Protocol):
 class DecodeError(ValueError):
     """A document does not have the expected form; the message says where and why.
 
-    Parameters
-    ----------
-    path
-        Where: ``deny.ops[1]``; ``""`` for the whole.
+    `path`: ``deny.ops[1]``; ``""`` for the whole.
     """
 
     def __init__(self, why: str, path: str = "") -> None:
@@ -131,17 +128,10 @@ def _refuse_long_keys(text: str | bytes) -> None:
 def to_json(document: Mapping[str, Any], rows: tuple[str, ...] = ()) -> str:
     """Write an object as JSON that can be read and compared by people.
 
-    Parameters
-    ----------
-    document
-        The object; values may be of any type that :func:`to_plain` takes.
-    rows
-        Keys of arrays that get one element a line; they come last.
+    `document`: the object; values may be of any type that :func:`to_plain` takes.
+    `rows`: keys of arrays that get one element a line; they come last.
 
-    Raises
-    ------
-    ValueError
-        If a number is not finite: JSON has no word for it.
+    Raises ValueError if a number is not finite: JSON has no word for it.
 
     Examples
     --------

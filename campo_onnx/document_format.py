@@ -74,10 +74,7 @@ class Format(Generic[T]):
     def decode(self, text: str | bytes, title: str = "") -> T:
         """Read :meth:`encode` back.
 
-        Raises
-        ------
-        CampoError
-            `error`: if it is something else, damaged, or of a newer version.
+        Raises `error` if it is something else, damaged, or of a newer version.
         """
         title = title or f"the {self.noun}"
         try:
@@ -107,12 +104,8 @@ class Format(Generic[T]):
     def load(self, path: Path) -> T:
         """Read a file.
 
-        Raises
-        ------
-        UsageError
-            If it does not exist or cannot be read.
-        CampoError
-            `error`: if it is too large, something else, damaged, or of a newer version.
+        Raises UsageError if it does not exist or cannot be read, and `error` if it is too large,
+        something else, damaged, or of a newer version.
         """
         data = read_bytes(
             path, title=f"the {self.noun} {path}", limit_bytes=self.limit_bytes, too_large=self.error

@@ -76,15 +76,10 @@ def replacing_all(
     before are as they were. A target that is a link stays one unless `follows_links` is false: what it points
     to is replaced.
 
-    Parameters
-    ----------
-    title
-        What they are called in messages; ``""`` for the path of the one it is about.
-    also
-        Errors that mean, like OSError, that a file could not be written.
-    follows_links
-        Whether a target that is a link stands for the file it points to. Otherwise the link is replaced: for
-        folders of ours, in which nobody else has a reason to put one.
+    `title`: what they are called in messages; ``""`` for the path of the one it is about.
+    `also`: errors that mean, like OSError, that a file could not be written.
+    `follows_links`: whether a target that is a link stands for the file it points to. Otherwise the link is
+    replaced: for folders of ours, in which nobody else has a reason to put one.
     """
     current = targets[0]
     failures: tuple[type[Exception], ...] = (OSError, *also)
@@ -142,10 +137,7 @@ def _refuse_two_of_a_name(moves: Sequence[tuple[Path, Path]]) -> None:
 def temporary_folder() -> Iterator[Path]:
     """Make a folder that disappears at the end, and with it those that killed processes left behind.
 
-    Raises
-    ------
-    UsageError
-        If there is no place for one, or a file in it cannot be written or read.
+    Raises UsageError if there is no place for one, or a file in it cannot be written or read.
     """
     try:
         place = Path(tempfile.gettempdir())
@@ -204,12 +196,8 @@ def read_bytes(
 ) -> bytes:
     """Read a file that is not larger than it can sensibly be.
 
-    Parameters
-    ----------
-    path
-        The file; a pipe will do.
-    title
-        What it is, for messages: ``"the calibration c.json"``.
+    `path`: the file; a pipe will do.
+    `title`: what it is, for messages: ``"the calibration c.json"``.
     """
     try:
         with path.open("rb") as file:
@@ -231,10 +219,7 @@ def read_bytes(
 def check_file(path: Path, *, title: str, remedy: str) -> None:
     """Find out before any work whether there is a regular file.
 
-    Parameters
-    ----------
-    title
-        What it is, for messages: ``"the calibration c.json"``.
+    `title`: what it is, for messages: ``"the calibration c.json"``.
     """
     try:
         mode = path.stat().st_mode

@@ -20,17 +20,11 @@ def check_outputs(
 ) -> tuple[Path, ...]:
     """Find out before any work whether every output can be written, and that none destroys anything.
 
-    Parameters
-    ----------
-    outputs
-        Path by option; None where the option was not passed.
-    read
-        By option or argument: what the command reads, or keeps its results in. A file that does not exist
-        yet counts as well: a store may be made there.
-    source
-        The model, which the first output may replace if `force` says so.
-    replaced
-        Options whose file is replaced whatever `force` says: it is one of the command's own.
+    `outputs`: path by option; None where the option was not passed.
+    `read`: by option or argument: what the command reads, or keeps its results in. A file that does not exist
+    yet counts as well: a store may be made there.
+    `source`: the model, which the first output may replace if `force` says so.
+    `replaced`: options whose file is replaced whatever `force` says: it is one of the command's own.
     """
     from campo_onnx.ir.exporter import check_destination
 

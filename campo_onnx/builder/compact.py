@@ -304,12 +304,8 @@ def scatter_add_rows(g: Graph, rows: Value, indices: Value, count: int) -> Value
     ``ScatterND`` with repeated indices loses updates on the CPU provider as soon as it runs on two
     threads; ``ScatterElements`` does not, so the index is repeated along the row.
 
-    Parameters
-    ----------
-    rows
-        Shape (n, width).
-    indices
-        Shape (n,), int64.
+    `rows`: shape (n, width).
+    `indices`: shape (n,), int64.
     """
     if indices.constant is not None and np.array_equal(
         indices.constant, indices.constant[0] + np.arange(indices.elements)

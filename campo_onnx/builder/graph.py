@@ -100,10 +100,7 @@ class Graph:
     def ops(self, op_type: str, *inputs: Value | None, outputs: int, **attributes: Any) -> tuple[Value, ...]:
         """Add a node, unless it would compute constants or what another node computes already.
 
-        Parameters
-        ----------
-        op_type
-            A standard operator, or one of ONNX Runtime's as ``"com.microsoft:FusedMatMul"``.
+        `op_type`: a standard operator, or one of ONNX Runtime's as ``"com.microsoft:FusedMatMul"``.
         """
         while inputs and inputs[-1] is None:
             inputs = inputs[:-1]

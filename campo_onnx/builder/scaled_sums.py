@@ -30,12 +30,8 @@ def mixed(g: Graph, x: Value, share: Value | float, y: Value, gate: Value) -> Va
 
     The kernel mixes streams of a hyper-connection and adds a branch; here there is one stream.
 
-    Parameters
-    ----------
-    share
-        A number, or one for each row: for all axes but the last.
-    gate
-        One for each row, or of the shape of `x` and `y`.
+    `share`: a number, or one for each row: for all axes but the last.
+    `gate`: one for each row, or of the shape of `x` and `y`.
     """
     by_row = isinstance(share, Value) or gate.shape != x.shape
     length = x.shape[-1] if by_row else _length_of_rows(x.shape)

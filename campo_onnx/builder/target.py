@@ -42,10 +42,7 @@ def may_use(target: Target, op_type: str) -> bool:
 def target_here(provider: str, release: str) -> Target:
     """Say what a graph may be written with that runs where it is written.
 
-    Parameters
-    ----------
-    release
-        Of the ONNX Runtime that is installed; ``""`` if none is: then the newest will be.
+    `release`: of the ONNX Runtime that is installed; ``""`` if none is: then the newest will be.
 
     Examples
     --------

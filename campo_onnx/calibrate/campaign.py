@@ -44,15 +44,10 @@ class Kind:
 def kinds_in(pool: RayPool, device: str, threads: int = 0) -> tuple[Kind, ...]:
     """Find the kinds of machines in a cluster.
 
-    Parameters
-    ----------
-    device
-        ``auto`` for GPUs where there are any, else CPUs; ``cpu``; ``cuda``.
+    `device`: ``auto`` for GPUs where there are any, else CPUs; ``cpu``; ``cuda``.
 
-    Raises
-    ------
-    DeviceUnavailableError
-        If there is none, or machines with the same GPU differ in driver, CUDA or ONNX Runtime.
+    Raises DeviceUnavailableError if there is none, or machines with the same GPU differ in driver, CUDA or
+    ONNX Runtime.
     """
     has_gpus = any(node["Resources"].get("GPU", 0) >= 1 for node in pool.nodes())
     on_gpus = device == "cuda" or (device == "auto" and has_gpus)
@@ -93,10 +88,7 @@ def campaign(
 ) -> tuple[str, ...]:
     """Time what the store lacks, each kind of machine its own; give what failed.
 
-    Raises
-    ------
-    ProfileError
-        If the store cannot be written. What was timed before is kept.
+    Raises ProfileError if the store cannot be written. What was timed before is kept.
     """
     tasks = []
     for kind in kinds:

@@ -62,10 +62,7 @@ def found_calibrations(
 ) -> Iterator[CatalogEntry]:
     """Yield the calibrations of a target whose nodes run one after another, this user's first.
 
-    Parameters
-    ----------
-    shipped
-        Where shipped calibrations lie; None takes :func:`shipped_folder`.
+    `shipped`: where shipped calibrations lie; None takes :func:`shipped_folder`.
     """
     name = file_name(target, precision)
     own = user_folder() / name

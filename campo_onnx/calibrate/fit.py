@@ -183,10 +183,7 @@ def fit_time(
     A sum of features (relative, non-negative least squares), which samples nearby correct where
     cross-validation says that they do: what kernels make of thin or odd shapes is in no sum.
 
-    Parameters
-    ----------
-    keeps_samples
-        Whether the model may hold samples.
+    `keeps_samples`: whether the model may hold samples.
     """
     rows = list(zip(events, fp32_us, strict=True))
     corrections = [method for method in METHODS if method.keeps_samples]
@@ -227,13 +224,9 @@ _FEWEST_BEYOND = 3  # Casts of more elements: one alone would be met exactly, no
 def fit_cast(elements: Sequence[int], cast_us: Sequence[float], *, relative: bool = True) -> CastModel:
     """Find r and C_I of Eq. 1 by least squares, and the sizes from which r grows; none is negative.
 
-    Parameters
-    ----------
-    elements, cast_us
-        Measured casts, both directions together, as in the paper.
-    relative
-        Whether errors count as shares of the measured time, and r may grow with the size; the paper's fit
-        counts microseconds and has one r.
+    `elements` and `cast_us`: measured casts, both directions together, as in the paper.
+    `relative`: whether errors count as shares of the measured time, and r may grow with the size; the paper's
+    fit counts microseconds and has one r.
     """
     if len(elements) < _FEWEST_CASTS:
         raise ProfileError(

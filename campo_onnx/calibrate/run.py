@@ -101,16 +101,12 @@ def calibrate(
 ) -> Calibration:
     """Measure and fit.
 
-    Parameters
-    ----------
-    read_counters
-        What reads hardware counters of FP32 nodes (:func:`campo_onnx.measure.counters.counters_of`);
-        None does without. Once it refuses, the rest of the workload does without, too.
+    `read_counters`: what reads hardware counters of FP32 nodes
+    (:func:`campo_onnx.measure.counters.counters_of`); None does without. Once it refuses, the rest of the
+    workload does without, too.
 
-    Raises
-    ------
-    ProfileError
-        If nothing could be measured, or a timer that only looks up finds too little; the message says why.
+    Raises ProfileError if nothing could be measured, or a timer that only looks up finds too little; the
+    message says why.
     """
     drawn = {
         op: tuple(

@@ -43,11 +43,8 @@ _MORE_PRODUCTS = 3
 def samples_of(label: str, sampling: Sampling, *, on_cpu: bool = False) -> tuple[Signature, ...]:
     """Draw FP32 nodes of one op, all different.
 
-    Parameters
-    ----------
-    on_cpu
-        Whether they are for a CPU, whose kernels differ most by shape: of products and convolutions three
-        times as many are drawn, and of convolutions half as many grouped and depthwise ones follow.
+    `on_cpu`: whether they are for a CPU, whose kernels differ most by shape: of products and convolutions
+    three times as many are drawn, and of convolutions half as many grouped and depthwise ones follow.
     """
     if label not in GENERATORS:
         raise UsageError(

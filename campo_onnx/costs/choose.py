@@ -37,21 +37,12 @@ def costs_for(
 ) -> CostTable:
     """Find the costs of a graph on a device.
 
-    Parameters
-    ----------
-    source
-        Where costs come from. ``CostTable.source`` says what ``auto`` chose.
+    `source`: where costs come from. ``CostTable.source`` says what ``auto`` chose.
 
-    Raises
-    ------
-    UsageError
-        If ``model`` is asked for, or a profile given, and there is no calibration of the device.
-    DeviceMismatchError
-        If a calibration or profile is of another device or precision, ``model`` is asked for and the
-        user's calibration was made with other software, or ``measure`` is asked for a device that is
-        not this machine's.
-    ProfileError
-        If the profile is of another graph, or the store fails.
+    Raises UsageError if ``model`` is asked for, or a profile given, and there is no calibration of the
+    device; DeviceMismatchError if a calibration or profile is of another device or precision, ``model`` is
+    asked for and the user's calibration was made with other software, or ``measure`` is asked for a device
+    that is not this machine's; ProfileError if the profile is of another graph, or the store fails.
     """
     basis = evidence or Evidence()
     if source is CostSource.DATASHEET:

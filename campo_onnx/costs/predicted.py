@@ -37,13 +37,9 @@ class CostModel:
     ) -> CostTable:
         """Predict every node of a graph.
 
-        Parameters
-        ----------
-        fp32_us
-            Measured FP32 times by node name (a profile); nodes that are missing, or all without
-            a profile, are predicted from their shapes.
-        counters
-            Hardware counters in FP32 by node name (a profile), for the models that read them.
+        `fp32_us`: measured FP32 times by node name (a profile); nodes that are missing, or all without a
+        profile, are predicted from their shapes.
+        `counters`: hardware counters in FP32 by node name (a profile), for the models that read them.
         """
         measured, counted = fp32_us or {}, counters or {}
         calibration = self.calibration

@@ -53,17 +53,10 @@ def draw_batches(
     meet; large coordinates; smooth rows and small offsets, whose differences are small. A batch that would be
     like the ones before is left out.
 
-    Parameters
-    ----------
-    products
-        Nodes that multiply by weights: an input that reaches none of them may hold large values.
-    nodes
-        Draw values for what these nodes read; None draws them for every input.
+    `products`: nodes that multiply by weights: an input that reaches none of them may hold large values.
+    `nodes`: draw values for what these nodes read; None draws them for every input.
 
-    Raises
-    ------
-    UnsupportedModelError
-        If an input has no static shape, or a type that no values are drawn for.
+    Raises UnsupportedModelError if an input has no static shape, or a type that no values are drawn for.
     """
     scaling, products = loss_scaling(view), frozenset(products)
     # A formula without a product has no weights, though its output looks like a new version of an input.

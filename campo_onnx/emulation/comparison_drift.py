@@ -36,10 +36,7 @@ def with_drift(
 ) -> Comparison:
     """Emulate every plan, and say how far it is from the FP32 step.
 
-    Raises
-    ------
-    ModelError
-        If the FP32 step itself fails on the batch, or is not finite.
+    Raises ModelError if the FP32 step itself fails on the batch, or is not finite.
     """
     imported = comparison.imported
     batch = next(draw_batches(imported.view)).feeds if feeds is None else feeds

@@ -88,22 +88,14 @@ def measure_safety(
 
     The loss, the weight update and graph inputs and outputs are never released.
 
-    Parameters
-    ----------
-    batches
-        Values for every input, loss scale included.
-    budget
-        Relative error an output may have; None takes what the low precision allows
-        (:func:`campo_onnx.emulation.drift.most_drift`).
-    problem, plan
-        What is decided about with these options, and the plan of that, where the caller has them already.
+    `batches`: values for every input, loss scale included.
+    `budget`: relative error an output may have; None takes what the low precision allows
+    (:func:`campo_onnx.emulation.drift.most_drift`).
+    `problem` and `plan`: what is decided about with these options, and the plan of that, where the caller has
+    them already.
 
-    Raises
-    ------
-    UsageError
-        If the budget is not positive, there is no batch, or the FP32 step itself is not finite.
-    CheckFailedError
-        If not even the FP32 step keeps the budget when it is run again.
+    Raises UsageError if the budget is not positive, there is no batch, or the FP32 step itself is not finite;
+    CheckFailedError if not even the FP32 step keeps the budget when it is run again.
     """
     if budget is None:
         budget = most_drift(options.low)

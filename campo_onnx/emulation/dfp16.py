@@ -69,15 +69,10 @@ def emulate_dfp16(
 
     The result is in FP32, to be run with graph optimizations off.
 
-    Parameters
-    ----------
-    model
-        A graph with FP16 or BF16 tensors; not changed. Inputs and outputs are FP32.
+    `model`: a graph with FP16 or BF16 tensors; not changed. Inputs and outputs are FP32.
 
-    Raises
-    ------
-    UnsupportedModelError
-        If an input or output is low, a body of If, Loop or Scan is, or a product cannot be cut into sums.
+    Raises UnsupportedModelError if an input or output is low, a body of If, Loop or Scan is, or a product
+    cannot be cut into sums.
     """
     emulated = emulate(model, dims)
     for value in (*emulated.graph.input, *emulated.graph.output):

@@ -41,15 +41,10 @@ class Blocks:
 def blocks_of(node: NodeProto, shapes: Sequence[tuple[int | str | None, ...] | None], chain: int) -> Blocks:
     """Cut a product into sums of `chain` products each.
 
-    Parameters
-    ----------
-    chain
-        Products in a sum. Those of a convolution take whole kernels.
+    `chain`: products in a sum. Those of a convolution take whole kernels.
 
-    Raises
-    ------
-    UnsupportedModelError
-        If sizes are not known, or the sums of a grouped convolution are longer than `chain`.
+    Raises UnsupportedModelError if sizes are not known, or the sums of a grouped convolution are longer than
+    `chain`.
     """
     first, second = (_static(shape, node) for shape in shapes)
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}

@@ -143,10 +143,7 @@ class Reference:
 
         Of floats it is the relative L2 error; of integers and truth values, the share that differs.
 
-        Parameters
-        ----------
-        actual
-            The outputs; or one after another, so that they need not all be held at once.
+        `actual`: the outputs; or one after another, so that they need not all be held at once.
         """
         distances = {
             name: self._distance(name, value)

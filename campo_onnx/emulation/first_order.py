@@ -73,10 +73,7 @@ class FirstOrder:
 def first_order(problem: Problem, references: Sequence[Reference], every: Sequence[Rounding]) -> FirstOrder:
     """Write the step with the gradients that roundings need.
 
-    Raises
-    ------
-    NoRuleError
-        If a node has no rule, or an output counts for infinitely much.
+    Raises NoRuleError if a node has no rule, or an output counts for infinitely much.
     """
     shares = references[0].shares
     if not all(math.isfinite(share) for one in references for share in one.shares.values()):

@@ -102,13 +102,10 @@ def measured_frontier(
 ) -> Frontier:
     """Find every plan of the frontier for errors that are measured on batches.
 
-    Parameters
-    ----------
-    most_runs
-        Emulated steps for each batch that measure single roundings
-        (:func:`campo_onnx.emulation.sensitivity.measure_sensitivities`).
-    most_emulated
-        Plans that are emulated as a whole, spread over the frontier; the first and the last are among them.
+    `most_runs`: emulated steps for each batch that measure single roundings
+    (:func:`campo_onnx.emulation.sensitivity.measure_sensitivities`).
+    `most_emulated`: plans that are emulated as a whole, spread over the frontier; the first and the last are
+    among them.
     """
     imported.refuse_result()
     with kept_in_cache(references_of(imported, batches)) as steps:
@@ -137,19 +134,11 @@ def chosen_plan(
 ) -> FrontierPlan:
     """Choose a plan of the frontier by its error, or by its time.
 
-    Parameters
-    ----------
-    most_error
-        Take the fastest plan of at most this error, as predicted and as emulated.
-    most_us
-        Take the plan of least predicted error whose predicted step is at most this long.
+    `most_error`: take the fastest plan of at most this error, as predicted and as emulated.
+    `most_us`: take the plan of least predicted error whose predicted step is at most this long.
 
-    Raises
-    ------
-    CheckFailedError
-        If the emulated errors of all plans are larger.
-    UsageError
-        If no plan is as fast; and see :func:`measured_frontier`.
+    Raises CheckFailedError if the emulated errors of all plans are larger; UsageError if no plan is as fast;
+    and see :func:`measured_frontier`.
     """
     if (most_error is None) == (most_us is None):
         raise ValueError("exactly one of most_error and most_us is to be set")

@@ -52,15 +52,10 @@ def emulate(model: ModelProto, dims: Mapping[str, int] | None = None) -> ModelPr
 
     It is to be run with graph optimizations off: fusions look through Casts and delete them.
 
-    Parameters
-    ----------
-    model
-        A graph with FP16 or BF16 tensors; not changed. One without is returned as a copy.
+    `model`: a graph with FP16 or BF16 tensors; not changed. One without is returned as a copy.
 
-    Raises
-    ------
-    UnsupportedModelError
-        If a body of If, Loop or Scan holds or reads a low tensor, or a node reads the bits of one.
+    Raises UnsupportedModelError if a body of If, Loop or Scan holds or reads a low tensor, or a node reads
+    the bits of one.
     """
     emulated = deepcopy(model)
     shorten_domains(emulated)
@@ -226,10 +221,8 @@ def drift(
     Each output has the relative L2 error ``||mixed - fp32|| / ||fp32||``: 0 where both are the same,
     infinite where the mixed output is not finite although the FP32 one is.
 
-    Parameters
-    ----------
-    fp32_model, mixed_model
-        The graph as exported, and in mixed precision, with static shapes and the same outputs.
+    `fp32_model` and `mixed_model`: the graph as exported, and in mixed precision, with static shapes and the
+    same outputs.
     """
     here = machine("cpu", threads)
     expected = run(seeded(fp32_model), feeds, here)

@@ -88,16 +88,12 @@ def probe(
     more than the limit and by far more than the low products alone put it. Gradients that overflow because of
     the loss scale are not wrong, nor is what FP32 itself hardly determines.
 
-    Parameters
-    ----------
-    batches
-        Values for every input; drawn where there are none
-        (:func:`campo_onnx.emulation.batches.draw_batches`).
-    budget_s
-        Seconds that one core may take, as predicted, if nothing is wrong; None takes :data:`LEAST_BUDGET_S`
-        and 0.4 ms for each node, up to :data:`MOST_BUDGET_S`. A step that takes longer, or more than
-        :data:`MOST_BYTES`, runs on fewer batches, with fewer rows in each, then its first part only. Each
-        search for what is wrong may take four times as long.
+    `batches`: values for every input; drawn where there are none
+    (:func:`campo_onnx.emulation.batches.draw_batches`).
+    `budget_s`: seconds that one core may take, as predicted, if nothing is wrong; None takes
+    :data:`LEAST_BUDGET_S` and 0.4 ms for each node, up to :data:`MOST_BUDGET_S`. A step that takes longer, or
+    more than :data:`MOST_BYTES`, runs on fewer batches, with fewer rows in each, then its first part only.
+    Each search for what is wrong may take four times as long.
     """
     view, plan = optimized.problem.view, optimized.plan
     if budget_s is None:
@@ -198,16 +194,10 @@ def wrongdoers(
     Halves are tried each by itself, so that a fault is followed to every node that causes it alone. Where
     nodes are wrong only together, those go whose effect is the largest.
 
-    Parameters
-    ----------
-    wrong
-        What is wrong if these nodes are low.
-    effect
-        How far off the step is if these nodes are low.
-    view
-        The graph: nodes that have no part in what is wrong are left alone.
-    most_trials
-        Sets of nodes to try by halves; nodes that are not told apart until then count as wrong.
+    `wrong`: what is wrong if these nodes are low.
+    `effect`: how far off the step is if these nodes are low.
+    `view`: the graph: nodes that have no part in what is wrong are left alone.
+    `most_trials`: sets of nodes to try by halves; nodes that are not told apart until then count as wrong.
     """
     verdicts: dict[str, Verdict] = {}
     trials = 0

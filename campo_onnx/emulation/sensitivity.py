@@ -94,13 +94,9 @@ def measure_sensitivities(
 ) -> Sensitivities:
     """Measure what each rounding adds to the error: alone, or to first order and group by group.
 
-    Parameters
-    ----------
-    most_runs
-        Emulated steps for each batch that round; by default as many as ten minutes hold (:func:`runs_for`).
-        With as many as there are roundings each is rounded alone.
-    directions
-        Steps with gradients for each batch, otherwise (:mod:`campo_onnx.emulation.first_order`).
+    `most_runs`: emulated steps for each batch that round; by default as many as ten minutes hold
+    (:func:`runs_for`). With as many as there are roundings each is rounded alone.
+    `directions`: steps with gradients for each batch, otherwise (:mod:`campo_onnx.emulation.first_order`).
     """
     if most_runs is None:
         most_runs = runs_for(problem.view, len(steps.references))

@@ -46,12 +46,8 @@ class Simplified:
 def simplify(source: str | Path | onnx.ModelProto, dims: Mapping[str, int] | None = None) -> Simplified:
     """Clean a graph up.
 
-    Raises
-    ------
-    CheckFailedError
-        If the result has another interface or computes something else; nothing is returned then.
-    UnsupportedModelError
-        If ONNX Runtime does not load the graph.
+    Raises CheckFailedError if the result has another interface or computes something else; nothing is
+    returned then; UnsupportedModelError if ONNX Runtime does not load the graph.
     """
     original = import_model(source, dims)
     model = cleaned_up(original.model, "cpu", threads=1, folder=original.folder)

@@ -42,10 +42,7 @@ class _Moments(_Settings):
 class SGD(_Settings):
     """Gradient descent.
 
-    Raises
-    ------
-    UsageError
-        If a number is out of range; likewise below.
+    Raises UsageError if a number is out of range.
     """
 
     slots: ClassVar[tuple[str, ...]] = ()
@@ -66,14 +63,9 @@ class Momentum(_Settings):
 class Adam(_Moments):
     """Adam.
 
-    Parameters
-    ----------
-    beta1, beta2
-        Decay of the first and second moment.
-    eps
-        Added to the root of the second moment.
-    weight_decay
-        Added to the gradient, times the parameter.
+    `beta1` and `beta2`: decay of the first and second moment.
+    `eps`: added to the root of the second moment.
+    `weight_decay`: added to the gradient, times the parameter.
     """
 
 

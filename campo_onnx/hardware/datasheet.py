@@ -105,10 +105,7 @@ class Catalogue:
 def read_catalogue(folder: Traversable) -> Catalogue:
     """Read a folder with a file for each device, and one of assumptions.
 
-    Raises
-    ------
-    ProfileError
-        If a file is damaged, or two devices share a name that the driver gives.
+    Raises ProfileError if a file is damaged, or two devices share a name that the driver gives.
     """
     tables = _read(folder.joinpath(_ASSUMPTIONS + _SUFFIX), dict[str, _Assumptions])
     sheets = {

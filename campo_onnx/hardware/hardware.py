@@ -38,10 +38,7 @@ class Efficiency:
 class Hardware:
     """One processor with its memory.
 
-    Raises
-    ------
-    ProfileError
-        If a figure is not positive, or two of them contradict each other.
+    Raises ProfileError if a figure is not positive, or two of them contradict each other.
     """
 
     # short name (`"v100"`) and what people call it

@@ -30,12 +30,8 @@ class Body:
 def read_body(body: GraphProto, around: GraphView, types: Sequence[TensorInfo | None]) -> Body | None:
     """Infer the types in a body; None where nothing tells them.
 
-    Parameters
-    ----------
-    around
-        The graph of the node that has the body.
-    types
-        Types of the inputs of the body; None where it declares one itself.
+    `around`: the graph of the node that has the body.
+    `types`: types of the inputs of the body; None where it declares one itself.
     """
     graph = deepcopy(body)
     name_nodes(graph)

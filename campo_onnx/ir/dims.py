@@ -41,12 +41,8 @@ def check_dims(graph: GraphProto, dims: Mapping[str, int]) -> None:
 def bind_type(declared: TypeProto, dims: Mapping[str, int], name: str = "") -> TypeProto:
     """Copy a type with symbols replaced by their sizes, or dropped where they are unbound.
 
-    Parameters
-    ----------
-    declared
-        Any type; one that is not a tensor's is copied as it is.
-    name
-        The tensor's, when its nameless dimensions may be bound too.
+    `declared`: any type; one that is not a tensor's is copied as it is.
+    `name`: the tensor's, when its nameless dimensions may be bound too.
     """
     bound = deepcopy(declared)
     if not bound.HasField("tensor_type"):

@@ -62,12 +62,8 @@ def take_apart(
     graphsurgeon's nodes, tensors and lists hold each other, some two kilobytes a node. Unless they are
     emptied, they wait for Python's collector while the model is built and checked beside them.
 
-    Parameters
-    ----------
-    names
-        Names of the nodes that were in it before it was edited.
-    tensors
-        Tensors that its nodes may not read any more.
+    `names`: names of the nodes that were in it before it was edited.
+    `tensors`: tensors that its nodes may not read any more.
     """
     added = gs.Graph(nodes=[node for node in topology.nodes if node.name not in names])
     exported = {node.name: node for node in gs.export_onnx(added, do_type_check=False).graph.node}
@@ -102,12 +98,8 @@ def model_of(
 ) -> onnx.ModelProto:
     """Write an edited topology as a full model.
 
-    Parameters
-    ----------
-    retyped
-        New tensors that are low versions of given ones: new name to given name.
-    attributes
-        New attribute values of given nodes, by node name and attribute name.
+    `retyped`: new tensors that are low versions of given ones: new name to given name.
+    `attributes`: new attribute values of given nodes, by node name and attribute name.
     """
     given_nodes = {node.name: node for node in source.graph.node}
     model = without_graph(source)

@@ -102,26 +102,16 @@ def import_model(
 ) -> Imported:
     """Read a training graph.
 
-    Parameters
-    ----------
-    source
-        Path of an ONNX file, or a model in memory (which is copied, never changed).
-    dims
-        Sizes of symbolic dimensions, as ``{"batch": 64}``; by default those that the model was exported at,
-        where it says so.
-    any_type
-        Whether a graph without floating-point tensors is read as well, though there is nothing to plan.
-    folder
-        Where the external data of a model in memory lies; that of a file lies beside it.
+    `source`: path of an ONNX file, or a model in memory (which is copied, never changed).
+    `dims`: sizes of symbolic dimensions, as ``{"batch": 64}``; by default those that the model was exported
+    at, where it says so.
+    `any_type`: whether a graph without floating-point tensors is read as well, though there is nothing to
+    plan.
+    `folder`: where the external data of a model in memory lies; that of a file lies beside it.
 
-    Raises
-    ------
-    UsageError
-        If the file does not exist, or a dimension is unbound or unknown.
-    ModelError
-        If the file is not a valid ONNX model.
-    UnsupportedModelError
-        If the opset is too new, or too old and not to be converted, or there is nothing to plan.
+    Raises UsageError if the file does not exist, or a dimension is unbound or unknown; ModelError if the file
+    is not a valid ONNX model; UnsupportedModelError if the opset is too new, or too old and not to be
+    converted, or there is nothing to plan.
     """
     if isinstance(source, onnx.ModelProto):
         model = deepcopy(source)

@@ -17,10 +17,7 @@ def inline_functions(model: ModelProto) -> ModelProto:
     A function written at another opset than the model's is converted to it. Where ONNX's converter
     cannot do that, it stays a function, and a call of it is an operator nobody knows.
 
-    Parameters
-    ----------
-    model
-        The model; it is not changed, and returned itself if it has no functions.
+    `model`: the model; it is not changed, and returned itself if it has no functions.
     """
     if not model.functions:
         return model
@@ -103,10 +100,8 @@ def _rename_repeated(graph: GraphProto, reserved: set[str]) -> None:
 
     A copy reads only what stands before in it, so the latest tensor of a name is the one that is meant.
 
-    Raises
-    ------
-    RuntimeError
-        If the model itself has a tensor of that name, so that consumers could not be told apart.
+    Raises RuntimeError if the model itself has a tensor of that name, so that consumers could not be told
+    apart.
     """
     taken = reserved | {name for node in graph.node for name in node.output}
     fresh = (name for number in count() if (name := f"converted_{number}") not in taken)

@@ -117,11 +117,8 @@ class _Extents:
 def refuse_malformed(model: ModelProto, title: str) -> None:
     """Refuse what ONNX's checker lets pass, and what those that come after it trip over.
 
-    Raises
-    ------
-    ModelError
-        If a domain is imported in two versions, an attribute outside a function refers to one,
-        two inputs or initializers have one name, or a tensor is of a type that ONNX does not define.
+    Raises ModelError if a domain is imported in two versions, an attribute outside a function refers to one,
+    two inputs or initializers have one name, or a tensor is of a type that ONNX does not define.
     """
     owners: list[ModelProto | FunctionProto] = [model, *model.functions]
     for owner in owners:

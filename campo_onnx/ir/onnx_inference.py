@@ -30,11 +30,8 @@ def infer_types(
 ) -> Mapping[str, TypeProto]:
     """Infer the types of what the nodes of a graph make, as far as ONNX knows their operators.
 
-    Parameters
-    ----------
-    payload
-        The model as bytes, which take less memory than the model: inputs of static shape, nodes in
-        topological order, nothing declared.
+    `payload`: the model as bytes, which take less memory than the model: inputs of static shape, nodes in
+    topological order, nothing declared.
     """
     types = _inferred(payload, values=False)
     if all(name in types and static_shape(types[name]) is not None for name in wanted):

@@ -31,11 +31,8 @@ def version_of(model: ModelProto) -> int | None:
 def at_readable_opset(model: ModelProto, title: str) -> ModelProto:
     """Bring a model to a version of the standard operators that is read here.
 
-    Parameters
-    ----------
-    model
-        The model, whose domains are spelled the short way. One that imports other domains only gets
-        an import of the standard domain, in place: Cast is an operator of it.
+    `model`: the model, whose domains are spelled the short way. One that imports other domains only gets an
+    import of the standard domain, in place: Cast is an operator of it.
     """
     version = version_of(model)
     if version is None:

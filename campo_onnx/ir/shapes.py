@@ -55,14 +55,10 @@ def infer(model: ModelProto, dims: Mapping[str, int]) -> TensorTypes:
 
     The model is not modified, and large initializers are not copied.
 
-    Parameters
-    ----------
-    model
-        Nodes in topological order, names unique, local functions inlined; external data need not
-        be loaded.
-    dims
-        Size of each symbolic dimension. A dimension of a graph input without a name is called
-        ``<input>[<axis>]``.
+    `model`: nodes in topological order, names unique, local functions inlined; external data need not be
+    loaded.
+    `dims`: size of each symbolic dimension. A dimension of a graph input without a name is called
+    ``<input>[<axis>]``.
     """
     check_dims(model.graph, dims)
     opsets = {opset.domain: opset.version for opset in model.opset_import}

@@ -18,16 +18,10 @@ from campo_onnx.ir.view import OpNode
 class Edit:
     """The nodes that take the place of one node.
 
-    Parameters
-    ----------
-    stem
-        First part of the names of what is added.
-    taken
-        Names of nodes and tensors of the graph; grows by those added.
-    constants
-        Initializers of the graph; grows likewise.
-    added
-        Names of initializers that were added, by their values: equal ones are one.
+    `stem`: first part of the names of what is added.
+    `taken`: names of nodes and tensors of the graph; grows by those added.
+    `constants`: initializers of the graph; grows likewise.
+    `added`: names of initializers that were added, by their values: equal ones are one.
     """
 
     def __init__(self, stem: str, taken: set[str], constants: Any, added: dict[tuple[Any, ...], str]) -> None:

@@ -45,10 +45,7 @@ _ACTIVE = "SELECT count(*) FROM sqlite_master WHERE type IN ('view', 'trigger')"
 def damage(path: Path) -> str:
     """Say what is wrong with a store; ``""`` when nothing is, or there is none.
 
-    Raises
-    ------
-    ProfileError
-        If the file is sound or foreign but no store of ours: it is left alone.
+    Raises ProfileError if the file is sound or foreign but no store of ours: it is left alone.
     """
     if not path.exists():
         return ""

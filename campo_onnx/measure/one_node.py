@@ -84,10 +84,7 @@ def chain_model(signature: Signature, copies: int) -> onnx.ModelProto:
 
     A node that renames bytes shows its cost only so: at the edge of a graph it has to copy them.
 
-    Parameters
-    ----------
-    signature
-        A node whose output it also takes as its first input; its other inputs are constants.
+    `signature`: a node whose output it also takes as its first input; its other inputs are constants.
     """
     view = one_node_view(signature)
     (source,), (result,) = view.inputs, view.outputs

@@ -116,10 +116,7 @@ class Profile:
     def check_device(self, machine: Machine) -> None:
         """Make sure the profile is of a device, in the same state.
 
-        Raises
-        ------
-        DeviceMismatchError
-            If it is of another, or FP32 meant something else: with and without TF32.
+        Raises DeviceMismatchError if it is of another, or FP32 meant something else: with and without TF32.
         """
         if not self.machine.is_same_device(machine):
             raise DeviceMismatchError(

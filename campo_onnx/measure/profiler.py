@@ -129,10 +129,7 @@ def trace_kernels(
     A node whose kernels are shorter than a launch costs what the launch costs, which its kernels do not
     tell: it is left to be timed alone.
 
-    Parameters
-    ----------
-    step_us
-        The step as it runs without a profiler.
+    `step_us`: the step as it runs without a profiler.
     """
     try:
         joined = take(

@@ -86,10 +86,7 @@ def fold(
     There is one value per output, None where it cannot be known; and none at all when none can, be it
     because the values do not fit the op (a division by zero, say).
 
-    Parameters
-    ----------
-    shapes, values
-        Of the inputs, by position; None where unknown or omitted.
+    `shapes` and `values`: of the inputs, by position; None where unknown or omitted.
     """
     try:
         with np.errstate(all="raise"):

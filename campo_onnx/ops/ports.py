@@ -39,10 +39,7 @@ def low_attribute(value: Any, ports: Ports, precision: Precision) -> Any:
 
     It is a data type for ``to`` and ``dtype``, a one-element tensor for ``value``.
 
-    Parameters
-    ----------
-    value
-        What the attribute holds in the given graph; None where it is left out.
+    `value`: what the attribute holds in the given graph; None where it is left out.
     """
     if ports.attribute != "value":
         return precision.onnx_dtype

@@ -99,10 +99,7 @@ REGISTRY = Registry(_with_values((*standard.SPECS, *microsoft.SPECS, *aten.SPECS
 class Ops(AbstractSet[OpKey]):
     """A set of operators that asks the registry in force whenever it is looked at.
 
-    Parameters
-    ----------
-    select
-        Names the operators of a registry.
+    `select`: names the operators of a registry.
 
     Examples
     --------

@@ -216,12 +216,8 @@ def make_signature(
 def operands(prefix: str, tensors: Iterable[tuple[str, int, Shape | None]]) -> tuple[Operand | None, ...]:
     """Name tensors by position.
 
-    Parameters
-    ----------
-    prefix
-        ``x`` for inputs, ``y`` for outputs.
-    tensors
-        Name, type and shape of each; the name ``""`` is one that is left out.
+    `prefix`: ``x`` for inputs, ``y`` for outputs.
+    `tensors`: name, type and shape of each; the name ``""`` is one that is left out.
 
     Examples
     --------

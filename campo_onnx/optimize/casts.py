@@ -152,12 +152,8 @@ def cast_sites(
 
     Constants need none: a low version of theirs is written into the file.
 
-    Parameters
-    ----------
-    node_us
-        Times of nodes as given: those of Casts count.
-    factors
-        What a Cast of a tensor costs in Casts, where that is not one.
+    `node_us`: times of nodes as given: those of Casts count.
+    `factors`: what a Cast of a tensor costs in Casts, where that is not one.
     """
     producers = {node.outputs[i]: node.name for node in view.nodes for i in ports[node.name].low_outputs}
     makes_low = {tensor: name for tensor, name in producers.items() if not ports[name].follows_readers}

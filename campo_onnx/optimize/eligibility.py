@@ -31,13 +31,10 @@ def fixed_nodes(
 ) -> Mapping[str, Verdict]:
     """Find the nodes that stay as they are, whatever lists and costs say.
 
-    Parameters
-    ----------
-    keep_fp32
-        Regular expressions; a node stays FP32 if one matches its whole name, its operator's label, or the
-        path of a module it is in.
-    low_as_given
-        Nodes that are low in the given file: no rule about values raises them, kernels and the user may.
+    `keep_fp32`: regular expressions; a node stays FP32 if one matches its whole name, its operator's label,
+    or the path of a module it is in.
+    `low_as_given`: nodes that are low in the given file: no rule about values raises them, kernels and the
+    user may.
     """
     view = imported.view
     # Modules count only where there are expressions: their paths are put together from names.

@@ -55,11 +55,8 @@ def frontier(
 ) -> tuple[FrontierPoint, ...]:
     """Find every vertex of the convex frontier, the fastest first.
 
-    Parameters
-    ----------
-    squared_errors
-        What each rounding adds to the squared error, from 0 up. Nodes that bring one of infinite error stay
-        FP32.
+    `squared_errors`: what each rounding adds to the squared error, from 0 up. Nodes that bring one of
+    infinite error stay FP32.
     """
     if any(not error >= 0.0 for error in squared_errors.values()):
         raise ValueError("a squared error is negative, or NaN")

@@ -47,10 +47,7 @@ class Arcs:
 class Network:
     """Choices and their costs.
 
-    Parameters
-    ----------
-    choices
-        Names. Whatever else is named in a cost is a no.
+    `choices`: names. Whatever else is named in a cost is a no.
 
     Examples
     --------

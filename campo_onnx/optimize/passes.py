@@ -57,12 +57,8 @@ def _clear_leading_to_infer_or_deny(
 def between(view: GraphView, low: frozenset[str], may_pass: Callable[[str], bool]) -> frozenset[str]:
     """Find the nodes on paths from a low node to a low node (traverse 3; TensorFlow's pass 3).
 
-    Parameters
-    ----------
-    low
-        Nodes that are low already; paths start and end there.
-    may_pass
-        Whether a path may lead through a node, which then becomes low.
+    `low`: nodes that are low already; paths start and end there.
+    `may_pass`: whether a path may lead through a node, which then becomes low.
     """
     forward = _reach(view, low, may_pass, consumers)
     return forward & _reach(view, low, lambda name: name in forward, writers)

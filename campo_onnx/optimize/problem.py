@@ -186,10 +186,7 @@ class Problem:
 
         Summed exactly and rounded once, so that the order of the parts decides nothing.
 
-        Parameters
-        ----------
-        at_once
-            Whether weights are cast at once; None for what the session does.
+        `at_once`: whether weights are cast at once; None for what the session does.
         """
         flat = self.flat_casts(low) if at_once is None else ()
         is_flat = bool(flat) if at_once is None else at_once

@@ -42,10 +42,7 @@ def roundings(problem: Problem, free: Iterable[str]) -> tuple[Rounding, ...]:
 
     A node that only moves or selects values rounds nothing as it writes: it has rounded what it read.
 
-    Parameters
-    ----------
-    problem
-        The graph and the ports of its nodes. Constants count as well: their low versions are rounded.
+    `problem`: the graph and the ports of its nodes. Constants count as well: their low versions are rounded.
     """
     return tuple(_roundings(problem, dict.fromkeys(free)))
 

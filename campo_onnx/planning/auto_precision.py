@@ -37,12 +37,8 @@ def choose_precision(source: str | Path | onnx.ModelProto | Imported, options: O
     is predicted to be fastest decides, if the next is slower by more than `options.min_gain` of the step; if
     not, the format that rounds finest does.
 
-    Parameters
-    ----------
-    source
-        The FP32 training step: a path, a model, or either as it was imported.
-    options
-        What to decide with; `low` does not matter.
+    `source`: the FP32 training step: a path, a model, or either as it was imported.
+    `options`: what to decide with; `low` does not matter.
     """
     imported = source if isinstance(source, Imported) else import_model(source, options.dims)
     if imported.stamp is not None:

@@ -99,12 +99,8 @@ def compare(
 ) -> Comparison:
     """Let every strategy plan the same graph.
 
-    Parameters
-    ----------
-    options
-        Device, precision, dimensions, nodes to keep; strategy and lists are each row's own.
-    lists
-        Lists for all strategies, in place of each one's own.
+    `options`: device, precision, dimensions, nodes to keep; strategy and lists are each row's own.
+    `lists`: lists for all strategies, in place of each one's own.
     """
     imported = import_model(source, options.dims)
     imported.refuse_result()

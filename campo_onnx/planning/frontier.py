@@ -69,12 +69,9 @@ def frontier_plans(
 ) -> tuple[FrontierPlan, ...]:
     """Plan every point of the frontier, the fastest first.
 
-    Parameters
-    ----------
-    problem, imported, options
-        The step, and how it would be planned. Strategy and least gain do not count.
-    squared_errors
-        What each rounding adds to the squared error.
+    `problem`, `imported` and `options`: the step, and how it would be planned. Strategy and least gain do
+    not count.
+    `squared_errors`: what each rounding adds to the squared error.
     """
     imported.refuse_result()
     limits = pad_limits(imported, options)

@@ -34,10 +34,8 @@ def planned_once(imported: Imported, options: Options, folder: Path | None) -> t
     A file that is damaged, of another version, or that cannot be executed is replaced. Plans whose costs are
     looked up or measured on this machine are not kept, since those may change while the options do not.
 
-    Raises
-    ------
-    campo_onnx.errors.CampoError
-        For anything wrong with the graph or the options, never for the folder.
+    Raises CampoError for anything wrong with the graph or the options, never for the
+    folder.
     """
     if folder is None or not _is_repeatable(options):
         return _executed(imported, _planned(imported, options))

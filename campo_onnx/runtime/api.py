@@ -251,17 +251,11 @@ class Runtime(Protocol):
     ) -> Program:
         """Load a graph.
 
-        Parameters
-        ----------
-        threads
-            Threads of one node on a CPU; 0 takes all cores that this process may use.
-        folder
-            Folder of the model's external data.
+        `threads`: threads of one node on a CPU; 0 takes all cores that this process may use.
+        `folder`: folder of the model's external data.
 
-        Raises
-        ------
-        campo_onnx.errors.UnsupportedModelError
-            If the runtime refuses the graph; the message names every refused operator.
+        Raises UnsupportedModelError if the runtime refuses the graph; the message names
+        every refused operator.
         """
         raise self._refusal()
 

@@ -23,22 +23,13 @@ _AHEAD = 2  # tasks handed to Ray for each CPU: one that runs and one that waits
 class RayPool:
     """Workers that Ray starts, watches and replaces, on every node of a cluster.
 
-    Parameters
-    ----------
-    address
-        ``HOST:PORT`` of a cluster that this machine belongs to, ``auto`` for the one that runs here, or
-        ``local`` to start one here.
-    workers
-        CPUs of a cluster that is started here; 1 takes all.
-    needs
-        Packages that every node must be able to import, this one in the same version.
+    `address`: ``HOST:PORT`` of a cluster that this machine belongs to, ``auto`` for the one that runs here,
+    or ``local`` to start one here.
+    `workers`: CPUs of a cluster that is started here; 1 takes all.
+    `needs`: packages that every node must be able to import, this one in the same version.
 
-    Raises
-    ------
-    UsageError
-        On opening: if Ray is not installed, or the address is none.
-    DeviceUnavailableError
-        On opening: if nobody answers, or a node lacks a package or has another version of ours.
+    Raises UsageError: on opening: if Ray is not installed, or the address is none. DeviceUnavailableError: on
+    opening: if nobody answers, or a node lacks a package or has another version of ours.
     """
 
     def __init__(self, address: str, *, workers: int = 1, needs: Sequence[str] = ("campo_onnx",)) -> None:

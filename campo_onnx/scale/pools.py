@@ -13,12 +13,8 @@ def pool_for(
 ) -> AbstractContextManager[Pool]:
     """Choose the workers.
 
-    Parameters
-    ----------
-    cluster
-        Address of a Ray cluster, in place of them: see :class:`campo_onnx.scale.cluster.RayPool`.
-    needs
-        Packages that every worker must be able to import.
+    `cluster`: address of a Ray cluster, in place of them: see :class:`campo_onnx.scale.cluster.RayPool`.
+    `needs`: packages that every worker must be able to import.
     """
     if workers < 1:
         raise UsageError(f"{workers} workers were asked for", remedy="Give 1 or more.")

@@ -25,10 +25,7 @@ class Results(Mapping[str, Any], Closing):
     line behind, and a full disk likewise: it is cut off when the next result is written, not before.
     Each line carries a digest, so that a result that somebody edited is not believed.
 
-    Parameters
-    ----------
-    path
-        The file; made, with its folder, where there is none. None keeps results in memory.
+    `path`: the file; made, with its folder, where there is none. None keeps results in memory.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -66,10 +63,7 @@ class Results(Mapping[str, Any], Closing):
     def add(self, key: str, value: Any, *, cpu_s: float = 0.0) -> None:
         """Keep a result; it is in the file when this returns. The first one under a key stays.
 
-        Raises
-        ------
-        UsageError
-            If it cannot be written; nothing of it is left in the file then.
+        Raises UsageError if it cannot be written; nothing of it is left in the file then.
         """
         if key in self._values:
             return

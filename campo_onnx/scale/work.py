@@ -74,15 +74,9 @@ def run(
 
     Outcomes are by key, in the order of `tasks`; those found have no CPU time.
 
-    Parameters
-    ----------
-    tasks
-        The tasks; of several with the same key the first is done.
+    `tasks`: the tasks; of several with the same key the first is done.
 
-    Raises
-    ------
-    CampoError
-        If a result cannot be written. Those before it are kept.
+    Raises CampoError if a result cannot be written. Those before it are kept.
     """
     wanted = {task.key: task for task in reversed(tasks)}
     outcomes = {key: Outcome(value=results[key]) for key in wanted if key in results}

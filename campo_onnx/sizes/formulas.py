@@ -52,12 +52,8 @@ class Formula:
 def formula_of(numbers: Sequence[Any], sizes: Sequence[Sizes]) -> Formula | None:
     """Find the formula of a number; None where none fits, or several that differ elsewhere do.
 
-    Parameters
-    ----------
-    numbers
-        All integers, or all floating-point numbers.
-    sizes
-        The sizes at which it is each of them; two at least.
+    `numbers`: all integers, or all floating-point numbers.
+    `sizes`: the sizes at which it is each of them; two at least.
 
     Examples
     --------
@@ -212,10 +208,7 @@ class ArrayFormula:
 def array_formula_of(arrays: Sequence[NDArray[Any]], sizes: Sequence[Sizes]) -> ArrayFormula | None:
     """Find the formula of an array; None where none fits.
 
-    Parameters
-    ----------
-    arrays
-        Of one type and rank.
+    `arrays`: of one type and rank.
     """
     shape = _formulas([a.shape for a in arrays], sizes)
     if shape is None or arrays[0].dtype.kind not in "iufb" or min(a.size for a in arrays) == 0:

@@ -26,12 +26,8 @@ def with_names(graph: AnySize, ranges: Mapping[str, SizeRange]) -> onnx.ModelPro
 
     Numbers are computed in FP64 and rounded to FP32 once, so that they are those of an export at these sizes.
 
-    Parameters
-    ----------
-    graph
-        Its sizes are those of `ranges`, in their order.
-    ranges
-        At which sizes it holds, by dimension. Each of them is the size of an axis of some input.
+    `graph`: its sizes are those of `ranges`, in their order.
+    `ranges`: at which sizes it holds, by dimension. Each of them is the size of an axis of some input.
 
     Examples
     --------
@@ -64,10 +60,7 @@ def with_names(graph: AnySize, ranges: Mapping[str, SizeRange]) -> onnx.ModelPro
 def at(model: onnx.ModelProto, sizes: Mapping[str, int]) -> onnx.ModelProto:
     """Bind the dimensions of a file to sizes, and compute what depends on them.
 
-    Parameters
-    ----------
-    model
-        As :func:`with_names` writes it, perhaps planned since; not changed.
+    `model`: as :func:`with_names` writes it, perhaps planned since; not changed.
     """
     bound = deepcopy(model)
     graph = bound.graph

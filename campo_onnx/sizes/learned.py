@@ -33,17 +33,11 @@ def learned(
     be those of other axes (a batch of 8 with 8 heads) a graph may be written more simply. The form of most
     sizes holds there as well, if the graph is translated from the same: `structure` tells.
 
-    Parameters
-    ----------
-    at
-        Gives the graph at sizes in the order of `ranges`.
-    structure
-        Gives what the graph is translated from; without it, graphs must have one form at all sizes.
+    `at`: gives the graph at sizes in the order of `ranges`.
+    `structure`: gives what the graph is translated from; without it, graphs must have one form at all sizes.
 
-    Raises
-    ------
-    UnsupportedModelError
-        If graphs differ in more than constants and shapes, or no formula tells these.
+    Raises UnsupportedModelError if graphs differ in more than constants and shapes, or no formula tells
+    these.
     """
     example = tuple(sizes.example for sizes in ranges.values())
     forms: dict[Any, list[Example]] = {}

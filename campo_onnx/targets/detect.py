@@ -65,10 +65,7 @@ def this_cpu(runtime: str, threads: int = 0) -> Target:
     For a runtime that computes in FP32 on every CPU it is always the rough one, so that one file of timings
     serves all.
 
-    Parameters
-    ----------
-    threads
-        Cores that count; 0 takes all that this process may use.
+    `threads`: cores that count; 0 takes all that this process may use.
     """
     chosen = runtime_called(runtime)
     is_told_apart = chosen.capabilities.has_low_cpu_kernels

@@ -32,12 +32,8 @@ class Estimate(NamedTuple):
 def node_time(signature: Signature, ports: Ports, target: Target, precision: Precision) -> Estimate:
     """Estimate a node in a precision, without any Cast.
 
-    Parameters
-    ----------
-    ports
-        Which of its tensors change type with it; one that refuses runs in what it is given in.
-    precision
-        FP32, or the low precision of those tensors.
+    `ports`: which of its tensors change type with it; one that refuses runs in what it is given in.
+    `precision`: FP32, or the low precision of those tensors.
     """
     work = work_of(signature)
     if work.kind in HOST_ONLY:

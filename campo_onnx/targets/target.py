@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 class Target:
     """Hardware, and the runtime on it. :meth:`of` fills in what the runtime says of itself.
 
-    Raises
-    ------
-    ProfileError
-        If a time is not positive.
+    Raises ProfileError if a time is not positive.
     """
 
     hardware: Hardware  # the processor
@@ -48,10 +45,7 @@ class Target:
     def of(cls, hardware: Hardware, runtime: str | Runtime = AUTO) -> "Target":
         """Put a runtime on hardware, by default the first that has kernels for it.
 
-        Raises
-        ------
-        UsageError
-            If the runtime has no kernels for such hardware.
+        Raises UsageError if the runtime has no kernels for such hardware.
         """
         able = runtimes_for(hardware.processor)
         chosen = able[0] if runtime == AUTO else runtime

@@ -25,16 +25,10 @@ def progress(
     per second (of the last half minute, the making of batches included) and the remaining time. It
     goes to stderr, and only to a terminal.
 
-    Parameters
-    ----------
-    results
-        What :meth:`campo_onnx.training.session.TrainingSession.train` gives.
-    total
-        How many there will be; None where that is not known.
-    title
-        Stands in front.
-    console
-        Where to show it, instead of stderr.
+    `results`: what :meth:`campo_onnx.training.session.TrainingSession.train` gives.
+    `total`: how many there will be; None where that is not known.
+    `title`: stands in front.
+    `console`: where to show it, instead of stderr.
 
     Examples
     --------

@@ -13,12 +13,8 @@ Schedule: TypeAlias = Callable[[int], float]
 def cosine(peak: float, total: int, *, warmup: int = 0, floor: float = 0.0) -> Schedule:
     """Rise linearly to `peak`, then fall to `floor` along half a cosine.
 
-    Parameters
-    ----------
-    total
-        Updates until `floor` is reached; it stays there.
-    warmup
-        Updates of the rise; the first has ``peak / warmup``.
+    `total`: updates until `floor` is reached; it stays there.
+    `warmup`: updates of the rise; the first has ``peak / warmup``.
 
     Examples
     --------

@@ -26,12 +26,8 @@ _PAIR = 2
 class TorchStep:
     """A step as torch runs it.
 
-    Parameters
-    ----------
-    loss
-        ``loss(module(*inputs), *targets)``; a scalar, or a pair of it and something else.
-    inputs, targets
-        A batch, as :func:`campo_onnx.export.torch.export_training_step` takes it.
+    `loss`: ``loss(module(*inputs), *targets)``; a scalar, or a pair of it and something else.
+    `inputs` and `targets`: a batch, as :func:`campo_onnx.export.torch.export_training_step` takes it.
     """
 
     module: torch.nn.Module  # a copy of the user's, which steps may change

@@ -30,15 +30,9 @@ LEAST_OPSET = 18
 class Reverse:
     """Gradients of a step, added behind it node by node.
 
-    Parameters
-    ----------
-    directions
-        For each output that counts, the name of the input that has its direction.
+    `directions`: for each output that counts, the name of the input that has its direction.
 
-    Raises
-    ------
-    NoRuleError
-        If a node that gradients pass has no rule, or a tensor there no static shape.
+    Raises NoRuleError if a node that gradients pass has no rule, or a tensor there no static shape.
     """
 
     def __init__(self, model: ModelProto, view: GraphView, directions: Mapping[str, str]) -> None:

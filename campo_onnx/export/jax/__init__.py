@@ -109,24 +109,14 @@ def export_function(
 ) -> onnx.ModelProto:
     """Write any function of a pytree, such as an optimizer's step, as a graph of standard operators.
 
-    Parameters
-    ----------
-    function
-        Takes one dictionary and returns one.
-    example_arguments
-        The dictionary; arrays in it count by type and shape only. Inputs and outputs are named by
-        their path in the dictionaries, joined by dots.
-    opset
-        20 or 21.
-    path
-        Where to write the model; an existing file is replaced.
+    `function`: takes one dictionary and returns one.
+    `example_arguments`: the dictionary; arrays in it count by type and shape only. Inputs and outputs are
+    named by their path in the dictionaries, joined by dots.
+    `opset`: 20 or 21.
+    `path`: where to write the model; an existing file is replaced.
 
-    Raises
-    ------
-    UsageError
-        For another opset.
-    UnsupportedModelError
-        If there is a loop of unknown length, a primitive without a translation, or a decision by the data.
+    Raises UsageError for another opset, and UnsupportedModelError if there is a loop of unknown length, a
+    primitive without a translation, or a decision by the data.
     """
     if opset not in OPSETS:
         raise UsageError(f"opset {opset} is not supported", remedy="Choose 20 or 21.")

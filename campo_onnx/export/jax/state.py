@@ -30,14 +30,9 @@ def first_state(parameters: Any, **others: Any) -> dict[str, NDArray[Any]]:
 def tree_of(state: Mapping[str, NDArray[Any]], like: Any, *, key: str = step_naming.PARAMETER) -> Any:
     """Give a session's weights as the pytree that they came from.
 
-    Parameters
-    ----------
-    state
-        What :meth:`~campo_onnx.training.session.TrainingSession.state` gives.
-    like
-        The tree that was exported, or one of the same structure.
-    key
-        Which part of the state: ``param``, or the key of another tree.
+    `state`: what :meth:`~campo_onnx.training.session.TrainingSession.state` gives.
+    `like`: the tree that was exported, or one of the same structure.
+    `key`: which part of the state: ``param``, or the key of another tree.
     """
     names = names_of({key: like})
     if missing := [name for name in names if name not in state]:

@@ -17,11 +17,8 @@ def first_state(
 ) -> dict[str, NDArray[Any]]:
     """Give every parameter and buffer that a training step reads, by the name of its input.
 
-    Parameters
-    ----------
-    state_dict
-        ``module.state_dict()``, or the module, which has buffers that are not persistent as well. What the
-        step does not read is left out: second names of tied weights, buffers that nothing uses.
+    `state_dict`: ``module.state_dict()``, or the module, which has buffers that are not persistent as well.
+    What the step does not read is left out: second names of tied weights, buffers that nothing uses.
     """
     tensors = _tensors(state_dict)
     state: dict[str, NDArray[Any]] = {}
@@ -64,14 +61,10 @@ def state_dict_of(
 ) -> dict[str, torch.Tensor]:
     """Give a session's weights and buffers as a ``state_dict``.
 
-    Parameters
-    ----------
-    state
-        What :meth:`campo_onnx.training.session.TrainingSession.state` returns.
-    like
-        ``state_dict()`` of the module, or the module where the step reads buffers that are not persistent:
-        says which entries there are. Tied weights get the same value under each of their names; an entry
-        that the step does not read is as it is there.
+    `state`: what :meth:`campo_onnx.training.session.TrainingSession.state` returns.
+    `like`: ``state_dict()`` of the module, or the module where the step reads buffers that are not
+    persistent: says which entries there are. Tied weights get the same value under each of their names; an
+    entry that the step does not read is as it is there.
     """
     own = {name: value for key, value in state.items() if (name := step_naming.stored(key)) is not None}
     tensors = _tensors(like)

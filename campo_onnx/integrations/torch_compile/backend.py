@@ -219,19 +219,11 @@ def campo_onnx(
 ) -> Callable[..., Any]:
     """Compile a graph for ``torch.compile(model, backend="campo_onnx")``.
 
-    Parameters
-    ----------
-    options
-        See :class:`~campo_onnx.integrations.torch_compile.settings.Settings`.
-    mode
-        Not looked at: modes are those of torch's own compiler.
+    `options`: see :class:`~campo_onnx.integrations.torch_compile.settings.Settings`.
+    `mode`: not looked at: modes are those of torch's own compiler.
 
-    Raises
-    ------
-    UsageError
-        If an option is unknown, or has no such value.
-    UnsupportedModelError
-        If something cannot be translated, under ``options={"fallback": "error"}``.
+    Raises UsageError if an option is unknown, or has no such value; UnsupportedModelError if something cannot
+    be translated, under ``options={"fallback": "error"}``.
     """
     settings = Settings.of(options)
     allowed = autocast_precision(gm)

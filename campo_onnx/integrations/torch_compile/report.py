@@ -109,11 +109,8 @@ _NOTHING = (
 def report(model: Any = None) -> Report:
     """Say what runs in place of a compiled model.
 
-    Parameters
-    ----------
-    model
-        The module, compiled or not: what counts is which compiled graphs read its parameters and
-        buffers. None for everything that was compiled in this process.
+    `model`: the module, compiled or not: what counts is which compiled graphs read its parameters and
+    buffers. None for everything that was compiled in this process.
     """
     if model is None:
         chosen = list(COMPILED.values())

@@ -29,12 +29,8 @@ _FALLBACKS = ("torch", "error")
 class Settings:
     """The backend's options.
 
-    Raises
-    ------
-    UsageError
-        If a name is unknown, or a value is none that the option takes.
-    DeviceUnavailableError
-        If the runtime cannot be used here.
+    Raises UsageError if a name is unknown, or a value is none that the option takes; DeviceUnavailableError
+    if the runtime cannot be used here.
     """
 
     # device to plan for: a name, `"auto"` for the one that the tensors are on, or a

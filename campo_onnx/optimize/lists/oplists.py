@@ -43,10 +43,8 @@ Where = Callable[[str], str]  # the place of a word that is wrong, for messages
 class OpLists:
     """Disjoint lists of operators, and the rules that go with them.
 
-    Raises
-    ------
-    UsageError
-        When lists overlap, release an operator of `safety_deny` or name an unknown pattern rule.
+    Raises UsageError when lists overlap, release an operator of `safety_deny` or name an unknown pattern
+    rule.
     """
 
     name: str  # name of the preset or of the user's file; overrides show in it
@@ -137,11 +135,8 @@ def with_overrides(
 ) -> OpLists:
     """Move operators from list to list.
 
-    Parameters
-    ----------
-    allow, infer, clear, deny
-        Operators as users write them (``"Exp"``, ``"com.microsoft:ConvGrad"``), by the list they
-        move to; those that `lists` does not know are added.
+    `allow`, `infer`, `clear` and `deny`: operators as users write them (``"Exp"``,
+    ``"com.microsoft:ConvGrad"``), by the list they move to; those that `lists` does not know are added.
     """
 
     def where(_: str) -> str:

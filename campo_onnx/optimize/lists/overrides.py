@@ -24,11 +24,8 @@ def unmatched(
 ) -> tuple[str, ...]:
     """Find overrides that change nothing in a graph.
 
-    Parameters
-    ----------
-    lists
-        Lists from a file of the user's. It may name operators that this graph lacks, but none that no
-        graph has.
+    `lists`: lists from a file of the user's. It may name operators that this graph lacks, but none that no
+    graph has.
     """
     labels = sorted({node.op.label for node in view.nodes})
     names = [node.name for node in view.nodes]

@@ -60,10 +60,7 @@ def alignment_of(
     There is none for a node that fits already, or that padding does not help: no product, grouped,
     with vectors or empty tensors, of unknown shape, or open along an axis in question.
 
-    Parameters
-    ----------
-    open_axes
-        Axes whose size the written file does not fix; what they have to do with stays.
+    `open_axes`: axes whose size the written file does not fix; what they have to do with stays.
     """
     signature = view.signature(node.name)
     shapes = [() if tensor is None else tensor.shape for tensor in (*signature.inputs, signature.outputs[0])]

@@ -60,13 +60,9 @@ def pad(
 
     It is the very plan where nothing pays, else one with pads, predicted faster.
 
-    Parameters
-    ----------
-    target
-        Where the graph is to run: the roofline over its figures says by what factor padding
-        shortens a kernel, and what Pads and Slices take.
-    padded
-        What to pad, where the strategy chose that; None pads what pays.
+    `target`: where the graph is to run: the roofline over its figures says by what factor padding shortens a
+    kernel, and what Pads and Slices take.
+    `padded`: what to pad, where the strategy chose that; None pads what pays.
     """
     links = _Links(problem, _candidates(problem, plan.low_nodes, target, limits))
     pads = _planned_pads(links, _worthwhile(links.padding(limits)) if padded is None else padded)

@@ -31,10 +31,7 @@ def insert_pads(topology: Topology, pads: Sequence[PlannedPad], only_padded: Abs
     The padded version of a low tensor ``x_fp16`` is called ``x_fp16_padded``. A Pad stands before
     its first reader, a Slice behind the node whose output it cuts.
 
-    Parameters
-    ----------
-    only_padded
-        Constants, by FP32 name, whose low version is stored with its padding only.
+    `only_padded`: constants, by FP32 name, whose low version is stored with its padding only.
     """
     work = _Padding(topology, only_padded)
     planned = {pad.node: pad for pad in pads}

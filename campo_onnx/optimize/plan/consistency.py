@@ -36,10 +36,7 @@ _Longer: TypeAlias = dict[str, tuple[Ends, bool]]
 def check_consistent(plan: Plan, imported: Imported) -> None:
     """Refuse a plan that contradicts itself or the graph.
 
-    Raises
-    ------
-    PlanMismatchError
-        If it was made for another graph, or a line of it was changed, dropped or added.
+    Raises PlanMismatchError if it was made for another graph, or a line of it was changed, dropped or added.
     """
     plan.check_fits(imported)
     for why in _Comparison(plan, imported).contradictions():

@@ -203,10 +203,8 @@ def _numbers(reason: Reason) -> frozenset[str]:
 class Verdict:
     """Why one node has its precision.
 
-    Raises
-    ------
-    ValueError
-        If the facts are not those the sentence speaks of, or one is text where that has a number.
+    Raises ValueError if the facts are not those the sentence speaks of, or one is text where that has a
+    number.
 
     Examples
     --------

@@ -10,12 +10,8 @@ from campo_onnx.optimize.strategies.listed import has_class, listed_verdicts
 def fine_grained(problem: Problem, *, margin_us: float = 1000.0) -> Assignment:
     """Compare each node's two times, casts left out of account.
 
-    Parameters
-    ----------
-    problem
-        The question. The method is meant for measured times; with others it decides by those.
-    margin_us
-        FP32 is kept where it is faster by more than this; the paper's margin is 1 ms.
+    `problem`: the question. The method is meant for measured times; with others it decides by those.
+    `margin_us`: FP32 is kept where it is faster by more than this; the paper's margin is 1 ms.
     """
     verdicts = listed_verdicts(problem)
     tainted = taint(problem.view, problem.classification)

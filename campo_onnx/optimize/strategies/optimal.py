@@ -49,12 +49,8 @@ def answer(
 ) -> Assignment:
     """State an assignment with a verdict for every node.
 
-    Parameters
-    ----------
-    reasons
-        The rule that decided about low nodes, and about those in FP32.
-    error
-        What the sentences of these rules speak of beside gains, if they do.
+    `reasons`: the rule that decided about low nodes, and about those in FP32.
+    `error`: what the sentences of these rules speak of beside gains, if they do.
     """
     verdicts = listed_verdicts(problem)
     verdicts |= dict.fromkeys(problem.tainted, Reason.DOWNSTREAM_OF_DENY.of())
@@ -83,12 +79,8 @@ def answer(
 def lower_bound_us(problem: Problem, low: Collection[str], padded: int) -> float:
     """Find what no assignment can go below that lowers what the lists allow, or any of some nodes.
 
-    Parameters
-    ----------
-    low
-        Nodes that are low besides: not every strategy goes by classes.
-    padded
-        How many products the plan that the bound is meant for pads.
+    `low`: nodes that are low besides: not every strategy goes by classes.
+    `padded`: how many products the plan that the bound is meant for pads.
     """
     allowed = set(free_nodes(problem)).union(low)
     free = [node.name for node in problem.view.nodes if node.name in allowed]
