@@ -2,16 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
 from campo_onnx.checking.context import CheckContext
 from campo_onnx.checking.verdict import Finding, Status, failed, listed, not_checked, passed
 from campo_onnx.emulation.batches import Batch, draw_batches
-from campo_onnx.emulation.drift import Reference, most_drift
+from campo_onnx.emulation.drift import Reference, most_drift, unfinite_in
 from campo_onnx.emulation.numerics import emulate, seeded, without_underflow
 from campo_onnx.errors import ModelError, UnsupportedModelError, UsageError
 from campo_onnx.ops.facts import work_of
@@ -49,7 +47,7 @@ def drift(context: CheckContext) -> Finding:
             folder=context.fp32.folder,
         )
         try:
-            not_finite = _not_finite(reference.outputs)
+            not_finite = unfinite_in(reference.outputs)
             why = f"the FP32 step itself is not finite in {not_finite!r} on {title}" if not_finite else ""
         except UsageError as error:
             return not_checked(str(error))
@@ -187,8 +185,3 @@ def _batches(context: CheckContext) -> list[Batch]:
         return [Batch(path.name, read_feeds(path, view)) for path in context.policy.inputs]
     products = [n.name for n in view.nodes if work_of(view.signature(n.name)).kind is WorkKind.GEMM]
     return list(draw_batches(view, products, context.ranges))
-
-
-def _not_finite(arrays: Mapping[str, NDArray[Any]]) -> str:
-    floats = {name: value for name, value in arrays.items() if np.issubdtype(value.dtype, np.floating)}
-    return next((name for name, value in floats.items() if not np.isfinite(value).all()), "")

@@ -4,7 +4,7 @@ Lists are blunt. They allow what may overflow on this network's values, and they
 downstream of a deny node although its rounding may not be felt in any gradient.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -27,7 +27,6 @@ from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import decide, problem_of
 
 Feeds = Mapping[str, NDArray[Any]]
-Progress = Callable[[str], None]
 Forbidden = Mapping[str, Verdict]
 
 LOST_MASS = 2.0**-11
@@ -43,13 +42,8 @@ class DataSafety:
 
     forbidden: Mapping[str, Verdict]
     released: frozenset[str]  # tainted nodes that are shown harmless together
-    ranges: Mapping[str, Range]
-    # drift_before, drift_after: relative error of every output against FP32, with the lists' taint and with
-    # the releases.
-    drift_before: Mapping[str, float]
-    drift_after: Mapping[str, float]
+    drift_after: Mapping[str, float]  # relative error of every output against FP32, with the releases
     gain_us: float
-    trials: int
     # problem, plan: what was decided about with all this, and the plan, which was emulated.
     problem: Problem
     plan: Plan
@@ -69,7 +63,6 @@ def measure_safety(
     batches: Sequence[Feeds],
     *,
     budget: float | None = None,
-    tell: Progress = lambda _: None,
     problem: Problem | None = None,
     plan: Plan | None = None,
 ) -> DataSafety:
@@ -106,26 +99,21 @@ def measure_safety(
         raise UsageError("safety on data needs a batch", remedy="Give one with --inputs batch.npz.")
     for feeds in batches:
         _refuse_unfinite(feeds, "the batch", "is not a number")
-    tell("running the FP32 step")
     steps = references(imported, batches)
     for step in steps:
         _refuse_unfinite(step.outputs, "the FP32 step", "is not finite on this batch")
     problem = problem or problem_of(imported, options)
-    tell("recording ranges")
     ranges = ranges_of(steps[0].model, _reads_and_results(problem), batches, options.low, steps[0].machine)
     forbidden: Forbidden = MappingProxyType(dict(_breaking(problem, ranges)))
-    search = _Search(imported, options, steps, budget, tell, problem, plan)
-    forbidden, before, drift_before = search.within_budget(problem, forbidden)
+    search = _Search(imported, options, steps, budget, problem, plan)
+    forbidden, before, drift = search.within_budget(problem, forbidden)
     groups = _groups(problem.informed(forbidden, ()))
-    released, after, drift_after = search.best(groups, forbidden, before, drift_before)
+    released, after, drift_after = search.best(groups, forbidden, before, drift)
     return DataSafety(
         forbidden=forbidden,
         released=released,
-        ranges=MappingProxyType(ranges),
-        drift_before=MappingProxyType(drift_before),
         drift_after=MappingProxyType(drift_after),
         gain_us=before.predicted_us - after.predicted_us,
-        trials=search.trials,
         problem=problem.informed(forbidden, released),
         plan=after,
     )
@@ -140,19 +128,17 @@ class _Search:
         options: Options,
         references: Sequence[Reference],
         budget: float,
-        tell: Progress,
         problem: Problem,
         plan: Plan | None,
     ) -> None:
         self.trials = 0
         self._problem, self._plan = problem, plan
         self._imported, self._options = imported, options
-        self._references, self._budget, self._tell = references, budget, tell
+        self._references, self._budget = references, budget
 
     def trial(self, forbidden: Forbidden, released: frozenset[str]) -> tuple[Plan, dict[str, float]]:
         """Plan with `forbidden` and `released`, emulate the result, and compare every output."""
         self.trials += 1
-        self._tell(f"emulating the mixed step, trial {self.trials}")
         plan = self._plan
         if plan is None or forbidden or released:
             plan = decide(self._problem.informed(forbidden, released), self._imported, self._options)

@@ -90,7 +90,7 @@ def first_order(problem: Problem, references: Sequence[Reference], every: Sequen
         names[rounding] = f"{scope}/sum", f"{scope}/squares"
         with reverse.graph.within(scope):
             moved = _moved(reverse.graph, reverse.value(rounding.tensor), problem.low)
-            terms = reverse.graph.op("Mul", gradient, moved)
+            terms = gradient * moved
             for name, op_type in zip(names[rounding], ("ReduceSum", "ReduceSumSquare"), strict=True):
                 outputs[name] = reverse.graph.op(op_type, terms, keepdims=0)
     return FirstOrder(model=reverse.model(outputs), outputs=names, directions=directions)
@@ -110,14 +110,14 @@ def _gradient(reverse: Reverse, rounding: Rounding, problem: Problem) -> Value |
     result = None
     for part in parts:
         if part is not None:
-            result = part if result is None else reverse.graph.op("Add", result, part)
+            result = part if result is None else result + part
     return result
 
 
 def _moved(g: Graph, x: Value, low: Precision) -> Value:
     """By how much rounding moves each element."""
     stored = g.op("Cast", x, to=low.onnx_dtype)
-    return g.op("Sub", g.op("Cast", stored, to=TensorProto.FLOAT), x)
+    return g.op("Cast", stored, to=TensorProto.FLOAT) - x
 
 
 def _finite(value: NDArray[Any]) -> float:

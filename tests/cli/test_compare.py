@@ -10,10 +10,11 @@ import pytest
 
 from campo_onnx import Options, oplists, optimize_model, target
 from campo_onnx.emulation.dfp16 import emulate_dfp16
-from campo_onnx.emulation.numerics import relative_l2, run
+from campo_onnx.emulation.numerics import relative_l2
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.strategies import STRATEGIES
+from campo_onnx.runtime.chunked_run import run
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.registry import machine
 

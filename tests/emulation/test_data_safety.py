@@ -72,7 +72,7 @@ def test_the_result_keeps_the_budget(budget):
     """The lists' own plan exceeds it, so more stays FP32: in the end everything."""
     imported = import_model(parser.parse_model(HARMLESS))
     lists_alone = measure_safety(imported, OPTIONS, [batch(0.01)], budget=1.0)
-    assert max(lists_alone.drift_before.values()) > budget
+    assert max(lists_alone.drift_after.values()) > budget
     found = measure_safety(imported, OPTIONS, [batch(0.01)], budget=budget)
     assert max(found.drift_after.values()) <= budget
     assert Reason.DATA_BUDGET in {verdict.decided_by for verdict in found.forbidden.values()}

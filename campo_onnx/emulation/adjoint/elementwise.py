@@ -4,16 +4,17 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from campo_onnx.builder.compact import elementwise
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.value import Value
-from campo_onnx.emulation.adjoint.rule import Call, NoRuleError, Rule, number, of_shape, product
+from campo_onnx.emulation.adjoint.rule import Call, NoRuleError, Rule, of_shape
 
 _Slope = Callable[[Graph, Value, Value], Value]
 
 
 def _unary(slope: _Slope, g: Graph, call: Call) -> Sequence[Value]:
     """Multiply by the slope, a function of what the operator reads and writes."""
-    return [product(g, call.gradient, slope(g, call.input(0), call.output))]
+    return [call.gradient * slope(g, call.input(0), call.output)]
 
 
 def _binary(rule: Rule, g: Graph, call: Call) -> Sequence[Value | None]:
@@ -25,25 +26,25 @@ def _binary(rule: Rule, g: Graph, call: Call) -> Sequence[Value | None]:
 
 
 def _div(g: Graph, call: Call) -> Sequence[Value]:
-    of_first = g.op("Div", call.gradient, call.input(1))
-    return [of_first, g.op("Neg", product(g, of_first, call.output))]
+    of_first = call.gradient / call.input(1)
+    return [of_first, -(of_first * call.output)]
 
 
 def _pow(g: Graph, call: Call) -> Sequence[Value | None]:
     base, exponent = call.input(0), call.input(1)
-    one_less = g.op("Sub", exponent, number(g, 1.0))
-    of_base = product(g, call.gradient, exponent, g.op("Pow", base, one_less))
+    one_less = exponent - 1.0
+    of_base = call.gradient * exponent * g.op("Pow", base, one_less)
     if exponent.elements == 1:  # a number of the network; values below zero have no logarithm
         return [of_base, None]
-    return [of_base, product(g, call.gradient, call.output, g.op("Log", base))]
+    return [of_base, call.gradient * call.output * g.op("Log", base)]
 
 
 def _where(g: Graph, call: Call) -> Sequence[Value | None]:
-    chosen, nothing = call.input(0), number(g, 0.0)
+    chosen, gradient = call.input(0), call.gradient
     return [
         None,
-        g.op("Where", chosen, call.gradient, nothing),
-        g.op("Where", chosen, nothing, call.gradient),
+        elementwise(g, "Where", chosen, gradient, 0.0),
+        elementwise(g, "Where", chosen, 0.0, gradient),
     ]
 
 
@@ -52,53 +53,52 @@ def _extreme(g: Graph, call: Call) -> Sequence[Value]:
     left = call.gradient
     gradients = []
     for position in range(len(call.inputs)):
-        chosen = g.op("Equal", call.input(position), call.output)
-        gradients.append(g.op("Where", chosen, left, number(g, 0.0)))
-        left = g.op("Where", chosen, number(g, 0.0), left)
+        chosen = elementwise(g, "Equal", call.input(position), call.output)
+        gradients.append(elementwise(g, "Where", chosen, left, 0.0))
+        left = elementwise(g, "Where", chosen, 0.0, left)
     return gradients
 
 
 def _clip(g: Graph, call: Call) -> Sequence[Value]:
-    return [g.op("Where", g.op("Equal", call.input(0), call.output), call.gradient, number(g, 0.0))]
+    return [elementwise(g, "Where", elementwise(g, "Equal", call.input(0), call.output), call.gradient, 0.0)]
 
 
 def _positive(g: Graph, x: Value, below: float) -> Value:
     """One where positive, and `below` elsewhere."""
-    return g.op("Where", g.op("Greater", x, number(g, 0.0)), number(g, 1.0), number(g, below))
+    return elementwise(g, "Where", x > 0.0, g.scalar(1.0, x.dtype), below)
 
 
 def _leaky(g: Graph, call: Call) -> Sequence[Value]:
     slope = _positive(g, call.input(0), float(call.attributes.get("alpha", 0.01)))
-    return [product(g, call.gradient, slope)]
+    return [call.gradient * slope]
 
 
 def _density(g: Graph, x: Value) -> Value:
     """Slope of the error function."""
-    return product(g, g.op("Exp", g.op("Neg", product(g, x, x))), 2.0 / math.sqrt(math.pi))
+    return g.op("Exp", -(x * x)) * (2.0 / math.sqrt(math.pi))
 
 
 def _gelu(g: Graph, call: Call) -> Sequence[Value]:
-    x, half = call.input(0), number(g, 0.5)
+    x = call.input(0)
     if call.attributes.get("approximate", "none") == "tanh":
         root = math.sqrt(2.0 / math.pi)
-        square = product(g, x, x)
-        inner = product(g, x, root, g.op("Add", number(g, 1.0), product(g, square, 0.044715)))
+        square = x * x
+        inner = x * root * (1.0 + square * 0.044715)
         tanh = g.op("Tanh", inner)
-        steep = product(g, g.op("Add", number(g, 1.0), product(g, square, 3 * 0.044715)), root)
-        rest = product(g, _of_tanh(g, inner, tanh), steep)
+        steep = (1.0 + square * (3 * 0.044715)) * root
+        rest = _of_tanh(g, inner, tanh) * steep
     else:
-        scaled = product(g, x, math.sqrt(0.5))
-        tanh, rest = g.op("Erf", scaled), product(g, _density(g, scaled), math.sqrt(0.5))
-    slope = product(g, half, g.op("Add", g.op("Add", number(g, 1.0), tanh), product(g, x, rest)))
-    return [product(g, call.gradient, slope)]
+        scaled = x * math.sqrt(0.5)
+        tanh, rest = g.op("Erf", scaled), _density(g, scaled) * math.sqrt(0.5)
+    return [call.gradient * (0.5 * (1.0 + tanh + x * rest))]
 
 
 def _of_tanh(g: Graph, x: Value, y: Value) -> Value:
-    return g.op("Sub", number(g, 1.0), product(g, y, y))
+    return 1.0 - y * y
 
 
 def _sigmoid(g: Graph, x: Value, y: Value) -> Value:
-    return product(g, y, g.op("Sub", number(g, 1.0), y))
+    return y * (1.0 - y)
 
 
 def _cast(g: Graph, call: Call) -> Sequence[Value | None]:
@@ -111,14 +111,14 @@ def _cast(g: Graph, call: Call) -> Sequence[Value | None]:
 
 def _of_dropout(g: Graph, x: Value, y: Value) -> Value:
     """Factor of each element: steps need not keep the mask. A zero stays one, and is not rounded."""
-    return g.op("Where", g.op("Equal", x, number(g, 0.0)), number(g, 0.0), g.op("Div", y, x))
+    return elementwise(g, "Where", elementwise(g, "Equal", x, 0.0), 0.0, y / x)
 
 
 _SLOPES: Mapping[str, _Slope] = {
     "Exp": lambda g, x, y: y,
     "Log": lambda g, x, y: g.op("Reciprocal", x),
-    "Sqrt": lambda g, x, y: g.op("Div", number(g, 0.5), y),
-    "Reciprocal": lambda g, x, y: g.op("Neg", product(g, y, y)),
+    "Sqrt": lambda g, x, y: 0.5 / y,
+    "Reciprocal": lambda g, x, y: -(y * y),
     "Erf": lambda g, x, y: _density(g, x),
     "Tanh": _of_tanh,
     "Sigmoid": _sigmoid,
@@ -127,16 +127,13 @@ _SLOPES: Mapping[str, _Slope] = {
     "Relu": lambda g, x, y: _positive(g, x, 0.0),
     "Softplus": lambda g, x, y: g.op("Sigmoid", x),
     "Sin": lambda g, x, y: g.op("Cos", x),
-    "Cos": lambda g, x, y: g.op("Neg", g.op("Sin", x)),
+    "Cos": lambda g, x, y: -g.op("Sin", x),
 }
 
 _OPERANDS: Mapping[str, Rule] = {
     "Add": lambda g, call: [call.gradient, call.gradient],
-    "Sub": lambda g, call: [call.gradient, g.op("Neg", call.gradient)],
-    "Mul": lambda g, call: [
-        product(g, call.gradient, call.input(1)),
-        product(g, call.gradient, call.input(0)),
-    ],
+    "Sub": lambda g, call: [call.gradient, -call.gradient],
+    "Mul": lambda g, call: [call.gradient * call.input(1), call.gradient * call.input(0)],
     "Div": _div,
     "Pow": _pow,
     "Where": _where,
@@ -148,7 +145,7 @@ _OPERANDS: Mapping[str, Rule] = {
 RULES: Mapping[str, Rule] = {
     **{name: partial(_unary, slope) for name, slope in _SLOPES.items()},
     **{name: partial(_binary, rule) for name, rule in _OPERANDS.items()},
-    "Neg": lambda g, call: [g.op("Neg", call.gradient)],
+    "Neg": lambda g, call: [-call.gradient],
     "Identity": lambda g, call: [call.gradient],
     "Cast": _cast,
     "Clip": _clip,

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from campo_onnx.builder.compact import reshape, swap_last_two
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.value import Value
-from campo_onnx.emulation.adjoint.rule import Call, NoRuleError, Rule, of_shape, product
+from campo_onnx.emulation.adjoint.rule import Call, NoRuleError, Rule, of_shape
 
 
 def _fused_matmul(g: Graph, call: Call) -> Sequence[Value]:
@@ -14,7 +14,7 @@ def _fused_matmul(g: Graph, call: Call) -> Sequence[Value]:
     if min(a.rank, b.rank) < 2 or of.get("transBatchA") or of.get("transBatchB"):
         raise NoRuleError("FusedMatMul of vectors or transposed batches")
     turns_a, turns_b = bool(of.get("transA")), bool(of.get("transB"))
-    gradient = product(g, call.gradient, float(of.get("alpha", 1.0)))
+    gradient = call.gradient * float(of.get("alpha", 1.0))
     left, right = (swap_last_two(g, x) if turned else x for x, turned in ((a, turns_a), (b, turns_b)))
     of_left = g.op("MatMul", gradient, swap_last_two(g, right))
     of_right = g.op("MatMul", swap_last_two(g, left), gradient)
@@ -26,7 +26,7 @@ def _fused_matmul(g: Graph, call: Call) -> Sequence[Value]:
 
 def _gated_add(g: Graph, call: Call) -> Sequence[Value]:
     y, gate, gradient = call.input(1), call.input(2), call.gradient
-    return [gradient, product(g, gradient, gate), of_shape(g, product(g, gradient, y), gate.shape)]
+    return [gradient, gradient * gate, of_shape(g, gradient * y, gate.shape)]
 
 
 def _post_mix(g: Graph, call: Call) -> Sequence[Value]:
@@ -36,11 +36,11 @@ def _post_mix(g: Graph, call: Call) -> Sequence[Value]:
     if x.rank != 2 or y.shape != x.shape or share.shape != (rows, 1, 1):
         raise NoRuleError("HyperConnectionPostMix of several streams")
     shares, gates = reshape(g, share, (rows, 1)), reshape(g, gate, (rows, gate.elements // rows))
-    of_gates = of_shape(g, product(g, call.gradient, y), gates.shape)
-    of_shares = of_shape(g, product(g, call.gradient, x), shares.shape)
+    of_gates = of_shape(g, call.gradient * y, gates.shape)
+    of_shares = of_shape(g, call.gradient * x, shares.shape)
     return [
-        product(g, call.gradient, shares),
-        product(g, call.gradient, gates),
+        call.gradient * shares,
+        call.gradient * gates,
         reshape(g, of_gates, gate.shape),
         reshape(g, of_shares, share.shape),
     ]

@@ -13,9 +13,7 @@ from campo_onnx.emulation.adjoint.rule import (
     Call,
     NoRuleError,
     Rule,
-    number,
     of_shape,
-    product,
     total,
 )
 
@@ -131,7 +129,7 @@ def _sum(g: Graph, call: Call) -> Sequence[Value]:
 
 def _mean(g: Graph, call: Call) -> Sequence[Value]:
     gradient, _, count = _reduced(g, call)
-    return [g.op("Expand", product(g, gradient, 1.0 / count), g.integers(call.input(0).shape))]
+    return [g.op("Expand", gradient * (1.0 / count), g.integers(call.input(0).shape))]
 
 
 def _largest(g: Graph, call: Call) -> Sequence[Value]:
@@ -139,16 +137,16 @@ def _largest(g: Graph, call: Call) -> Sequence[Value]:
     gradient, result, _ = _reduced(g, call)
     chosen = g.op("Cast", g.op("Equal", call.input(0), result), to=TensorProto.FLOAT)
     axes = [i for i, (a, b) in enumerate(zip(result.shape, chosen.shape, strict=True)) if a != b]
-    return [product(g, chosen, g.op("Div", gradient, total(g, chosen, axes)))]
+    return [chosen * (gradient / total(g, chosen, axes))]
 
 
 def _squares(g: Graph, call: Call) -> Sequence[Value]:
-    return [product(g, call.input(0), _reduced(g, call)[0], 2.0)]
+    return [call.input(0) * _reduced(g, call)[0] * 2.0]
 
 
 def _length(g: Graph, call: Call) -> Sequence[Value]:
     gradient, result, _ = _reduced(g, call)
-    return [product(g, call.input(0), g.op("Div", gradient, result))]
+    return [call.input(0) * (gradient / result)]
 
 
 def _expand(g: Graph, call: Call) -> Sequence[Value]:
@@ -175,21 +173,21 @@ def _average_pool(g: Graph, call: Call) -> Sequence[Value]:
     if call.attributes.get("ceil_mode") or call.attributes.get("auto_pad", "NOTSET") != "NOTSET":
         raise NoRuleError("AveragePool of incomplete windows")
     strides = list(call.attributes.get("strides", (1,) * spatial))
-    gradient = product(g, call.gradient, 1.0 / math.prod(kernel))
+    gradient = call.gradient * (1.0 / math.prod(kernel))
     if any(pads) and not call.attributes.get("count_include_pad"):
-        inside = g.op("Expand", number(g, 1.0), g.integers(x.shape))
+        inside = full(g, x.shape, 1, TensorProto.FLOAT)
         counted = {**call.attributes, "count_include_pad": 1}
-        gradient = g.op("Div", gradient, g.op("AveragePool", inside, **counted))
+        gradient = gradient / g.op("AveragePool", inside, **counted)
     channels = x.shape[1]
     ones = g.constant(np.ones((channels, 1, *kernel), np.float32))
-    full = g.op("ConvTranspose", gradient, ones, strides=strides, group=channels)
+    spread = g.op("ConvTranspose", gradient, ones, strides=strides, group=channels)
     starts = (0, 0, *pads[:spatial])
-    return [cropped(g, full, starts, [s + size for s, size in zip(starts, x.shape, strict=True)])]
+    return [cropped(g, spread, starts, [s + size for s, size in zip(starts, x.shape, strict=True)])]
 
 
 def _global_average(g: Graph, call: Call) -> Sequence[Value]:
     x = call.input(0)
-    mean = product(g, call.gradient, 1.0 / math.prod(x.shape[2:]))
+    mean = call.gradient * (1.0 / math.prod(x.shape[2:]))
     return [g.op("Expand", mean, g.integers(x.shape))]
 
 

@@ -11,9 +11,7 @@ from campo_onnx.emulation.adjoint.rule import (
     Call,
     NoRuleError,
     Rule,
-    number,
     of_shape,
-    product,
     total,
 )
 from campo_onnx.lowering.convolutions.conv_on_cpu import input_gradient
@@ -34,14 +32,14 @@ def _matmul(g: Graph, call: Call) -> Sequence[Value]:
 def _gemm(g: Graph, call: Call) -> Sequence[Value | None]:
     a, b = call.input(0), call.input(1)
     of_a, of_b = bool(call.attributes.get("transA", 0)), bool(call.attributes.get("transB", 0))
-    gradient = product(g, call.gradient, float(call.attributes.get("alpha", 1.0)))
+    gradient = call.gradient * float(call.attributes.get("alpha", 1.0))
     first = (b, gradient, of_b, True) if of_a else (gradient, b, False, not of_b)
     second = (gradient, a, True, of_a) if of_b else (a, gradient, not of_a, False)
     gradients: list[Value | None] = [
         g.op("Gemm", x, y, transA=int(t), transB=int(u)) for x, y, t, u in (first, second)
     ]
     if len(call.inputs) > 2 and call.inputs[2] is not None:
-        bias = product(g, call.gradient, float(call.attributes.get("beta", 1.0)))
+        bias = call.gradient * float(call.attributes.get("beta", 1.0))
         gradients.append(of_shape(g, bias, call.input(2).shape))
     return gradients
 
@@ -98,47 +96,47 @@ def _conv_transpose(g: Graph, call: Call) -> Sequence[Value | None]:
 
 def _softmax(g: Graph, call: Call) -> Sequence[Value]:
     y, axis = call.output, [call.attributes.get("axis", -1) % call.output.rank]
-    weighted = product(g, call.gradient, y)
-    return [g.op("Sub", weighted, product(g, y, total(g, weighted, axis)))]
+    weighted = call.gradient * y
+    return [weighted - y * total(g, weighted, axis)]
 
 
 def _log_softmax(g: Graph, call: Call) -> Sequence[Value]:
     axis = [call.attributes.get("axis", -1) % call.output.rank]
-    return [g.op("Sub", call.gradient, product(g, g.op("Exp", call.output), total(g, call.gradient, axis)))]
+    return [call.gradient - g.op("Exp", call.output) * total(g, call.gradient, axis)]
 
 
 def _layer_norm(g: Graph, call: Call) -> Sequence[Value | None]:
     x, scale = call.input(0), call.input(1)
     axes = [*range(call.attributes.get("axis", -1) % x.rank, x.rank)]
     mean = total(g, x, axes, op_type="ReduceMean")
-    apart = g.op("Sub", x, mean)
-    variance = total(g, product(g, apart, apart), axes, op_type="ReduceMean")
+    apart = x - mean
+    variance = total(g, apart * apart, axes, op_type="ReduceMean")
     inverse = _inverse_root(g, variance, float(call.attributes.get("epsilon", 1e-5)))
-    of_x, normal = _normalized(g, apart, inverse, product(g, call.gradient, scale), axes)
+    of_x, normal = _normalized(g, apart, inverse, call.gradient * scale, axes)
     _, of_mean, of_inverse = (*call.gradients, None, None)[:3]
     count = math.prod(x.shape[i] for i in axes)
     if of_mean is not None:
-        of_x = g.op("Add", of_x, product(g, of_mean, 1.0 / count))
+        of_x = of_x + of_mean * (1.0 / count)
     if of_inverse is not None:
-        of_x = g.op("Sub", of_x, product(g, of_inverse, inverse, inverse, normal, 1.0 / count))
-    of_scale = of_shape(g, product(g, call.gradient, normal), scale.shape)
+        of_x = of_x - of_inverse * inverse * inverse * normal * (1.0 / count)
+    of_scale = of_shape(g, call.gradient * normal, scale.shape)
     bias = call.inputs[2] if len(call.inputs) > 2 else None
     return [of_x, of_scale, None if bias is None else of_shape(g, call.gradient, bias.shape)]
 
 
 def _inverse_root(g: Graph, variance: Value, epsilon: float) -> Value:
-    return g.op("Reciprocal", g.op("Sqrt", g.op("Add", variance, number(g, epsilon))))
+    return g.op("Reciprocal", g.op("Sqrt", variance + epsilon))
 
 
 def _normalized(
     g: Graph, apart: Value, inverse: Value, gradient: Value, axes: Sequence[int]
 ) -> tuple[Value, Value]:
     """Give the gradient of what is normalized, and what it is normalized to."""
-    normal = product(g, apart, inverse)
+    normal = apart * inverse
     mean = total(g, gradient, axes, op_type="ReduceMean")
-    along = total(g, product(g, gradient, normal), axes, op_type="ReduceMean")
-    rest = g.op("Sub", g.op("Sub", gradient, mean), product(g, normal, along))
-    return product(g, inverse, rest), normal
+    along = total(g, gradient * normal, axes, op_type="ReduceMean")
+    rest = gradient - mean - normal * along
+    return inverse * rest, normal
 
 
 def _batch_norm(g: Graph, call: Call) -> Sequence[Value | None]:
@@ -147,21 +145,21 @@ def _batch_norm(g: Graph, call: Call) -> Sequence[Value | None]:
     trains = bool(call.attributes.get("training_mode", 0))
     stored = [reshape(g, call.input(i), channels) for i in (3, 4)]
     mean = total(g, x, axes, op_type="ReduceMean") if trains else stored[0]
-    apart = g.op("Sub", x, mean)
-    variance = total(g, product(g, apart, apart), axes, op_type="ReduceMean") if trains else stored[1]
+    apart = x - mean
+    variance = total(g, apart * apart, axes, op_type="ReduceMean") if trains else stored[1]
     inverse = _inverse_root(g, variance, float(call.attributes.get("epsilon", 1e-5)))
-    scaled = product(g, call.gradient, reshape(g, scale, channels))
+    scaled = call.gradient * reshape(g, scale, channels)
     of_bias = of_shape(g, total(g, call.gradient, axes), channels)
-    normal = product(g, apart, inverse)
-    of_scale = total(g, product(g, call.gradient, normal), axes)
+    normal = apart * inverse
+    of_scale = total(g, call.gradient * normal, axes)
     momentum = float(call.attributes.get("momentum", 0.9))
     count = math.prod(x.shape[i] for i in axes)
     _, of_mean, of_variance = (*call.gradients, None, None)[:3]
     vectors = [reshape(g, v, scale.shape) for v in (of_scale, of_bias)]
     if not trains:
-        of_x = product(g, scaled, inverse)
-        of_stored = g.op("Neg", total(g, of_x, axes))
-        of_spread = product(g, total(g, product(g, scaled, normal), axes), inverse, inverse, -0.5)
+        of_x = scaled * inverse
+        of_stored = -total(g, of_x, axes)
+        of_spread = total(g, scaled * normal, axes) * inverse * inverse * -0.5
         return [of_x, *vectors, *(reshape(g, v, scale.shape) for v in (of_stored, of_spread))]
     of_x, _ = _normalized(g, apart, inverse, scaled, axes)
     gradients: list[Value | None] = []
@@ -169,9 +167,9 @@ def _batch_norm(g: Graph, call: Call) -> Sequence[Value | None]:
         if gradient is None:
             gradients.append(None)
             continue
-        share = product(g, reshape(g, gradient, channels), (1.0 - momentum) / count)
-        of_x = g.op("Add", of_x, share if slope is None else product(g, share, slope, 2.0))
-        gradients.append(product(g, gradient, momentum))
+        share = reshape(g, gradient, channels) * ((1.0 - momentum) / count)
+        of_x = of_x + (share if slope is None else share * slope * 2.0)
+        gradients.append(gradient * momentum)
     return [of_x, *vectors, *gradients]
 
 

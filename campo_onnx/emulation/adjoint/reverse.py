@@ -60,7 +60,11 @@ class Reverse:
             if info is None or info.shape is None or not info.dtype:
                 raise NoRuleError(f"{tensor}: unknown shape or type")
             self._values[tensor] = Value(
-                name=tensor, dtype=info.dtype, shape=info.shape, constant=self._view.values.get(tensor)
+                name=tensor,
+                dtype=info.dtype,
+                shape=info.shape,
+                constant=self._view.values.get(tensor),
+                graph=self.graph,
             )
         return self._values[tensor]
 
@@ -94,7 +98,7 @@ class Reverse:
                     continue
                 self._of_reading[node.name, position] = gradient
                 before = self._of_tensor.get(name)
-                self._of_tensor[name] = gradient if before is None else self.graph.op("Add", before, gradient)
+                self._of_tensor[name] = gradient if before is None else before + gradient
 
     def model(self, outputs: Mapping[str, Value]) -> ModelProto:
         """Write the step with its gradients; only `outputs` are computed."""

@@ -4,8 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from onnx import TensorProto
-
 from campo_onnx.builder.compact import reshape
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.value import Value
@@ -48,20 +46,6 @@ class Call:
 
 Rule: TypeAlias = Callable[[Graph, Call], Sequence[Value | None]]
 """Gradients of the inputs, by position; None, or the end of the sequence, where there is none."""
-
-
-def number(g: Graph, value: float) -> Value:
-    """Give a scalar constant."""
-    return g.scalar(value, TensorProto.FLOAT)
-
-
-def product(g: Graph, *factors: Value | float) -> Value:
-    """Multiply values."""
-    values = [number(g, f) if isinstance(f, (int, float)) else f for f in factors]
-    result = values[0]
-    for factor in values[1:]:
-        result = g.op("Mul", result, factor)
-    return result
 
 
 def total(g: Graph, x: Value, axes: Sequence[int], *, op_type: str = "ReduceSum") -> Value:
