@@ -109,6 +109,22 @@ def _gemm(random: Random, target: float) -> SampledNode:
     )
 
 
+def _gradient_product(random: Random, target: float) -> SampledNode:
+    """Draw the gradient of a convolution's weight or data, by what its taps see."""
+    (batch, channels, size, _), (filters, _, kernel, _), pad, stride = convolution(random, target)
+    positions, seen = batch * ((size + 2 * pad - kernel) // stride + 1) ** 2, channels * kernel**2
+    m, k, n = pick(random, ((filters, positions, seen), (positions, filters, seen)))
+    return SampledNode(inputs=_floats((m, k), (k, n)), outputs=((m, n),))
+
+
+def _weight_gradient(random: Random, target: float) -> SampledNode:
+    """Draw the gradient of a dense layer's weight."""
+    rows, k, n = dense(random, target)
+    return SampledNode(
+        inputs=_floats((rows, k), (rows, n)), outputs=((k, n),), attributes={"transA": 1, "transB": 0}
+    )
+
+
 def _conv(random: Random, target: float) -> SampledNode:
     return _convolved(*convolution(random, target), {})
 
@@ -137,6 +153,26 @@ def _grouped_conv_transpose(random: Random, target: float) -> SampledNode:
         inputs=_floats((data[0], weight[0], size, size), weight),
         outputs=((*data[:2], restored, restored),),
         attributes={**_window(weight[2], pad, stride), "group": groups},
+    )
+
+
+def _kernel_gradient(random: Random, target: float) -> SampledNode:
+    """Draw the gradient of a convolution's weight, whose kernel is as large as an image."""
+    if random.random() < 0.5:
+        (batch, channels, size, _), (filters, _, kernel, _), pad, stride = convolution(random, target)
+        data, groups = (channels, batch, size, size), 1
+    else:
+        (batch, filters, size, _), (_, width, kernel, _), pad, stride, groups = grouped_convolution(
+            random, target
+        )
+        data = (width, groups * batch, size, size)
+    image = (size + 2 * pad - kernel) // stride + 1
+    taps = size + 2 * pad - stride * (image - 1)
+    attributes = {"kernel_shape": [image] * 2, "pads": [pad] * 4, "dilations": [stride] * 2, "group": groups}
+    return SampledNode(
+        inputs=_floats(data, (filters, batch, image, image)),
+        outputs=((data[0], filters, taps, taps),),
+        attributes=attributes,
     )
 
 
@@ -318,7 +354,13 @@ GENERATORS: Mapping[str, Generator] = MappingProxyType(
 )
 """By op label: what draws a node of about so many elements."""
 
-GROUPED: Mapping[str, Generator] = MappingProxyType(
-    {"Conv": _grouped_conv, "ConvTranspose": _grouped_conv_transpose}
+FURTHER_ON_CPU: Mapping[str, tuple[Generator, ...]] = MappingProxyType(
+    {
+        "MatMul": (_gradient_product,),
+        "Gemm": (_weight_gradient,),
+        "Conv": (_grouped_conv, _kernel_gradient),
+        "ConvTranspose": (_grouped_conv_transpose,),
+    }
 )
-"""By op label: what draws grouped and depthwise convolutions, whose kernels are others on a CPU."""
+"""By op label: draws kinds of nodes whose kernels are others on a CPU, as grouped and depthwise convolutions,
+and thin products that add up over all positions of a batch."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from campo_onnx.calibrate.layers import GENERATORS, GROUPED, SAMPLED_OPS, Generator, SampledNode
+from campo_onnx.calibrate.layers import FURTHER_ON_CPU, GENERATORS, SAMPLED_OPS, Generator, SampledNode
 from campo_onnx.errors import UsageError
 from campo_onnx.ops.facts import work_of
 from campo_onnx.ops.key import OpKey
@@ -36,7 +36,6 @@ class Sampling:
     seed: int = 0  # of the generator; the same seed gives the same samples, whatever other ops are drawn
 
 
-_PRODUCTS = ("MatMul", "Gemm", *GROUPED)
 _MORE_PRODUCTS = 3
 
 
@@ -44,18 +43,17 @@ def samples_of(label: str, sampling: Sampling, *, on_cpu: bool = False) -> tuple
     """Draw FP32 nodes of one op, all different.
 
     `on_cpu`: whether they are for a CPU, whose kernels differ most by shape: of products and convolutions
-    three times as many are drawn, and of convolutions half as many grouped and depthwise ones follow.
+    three times as many are drawn, and as many of each further kind follow.
     """
     if label not in GENERATORS:
         raise UsageError(
             f"no samples can be drawn of {label!r}", remedy=f"Choose among: {', '.join(SAMPLED_OPS)}."
         )
-    more = _MORE_PRODUCTS if on_cpu and label in _PRODUCTS else 1
+    more = _MORE_PRODUCTS if on_cpu and label in FURTHER_ON_CPU else 1
     dense = _drawn(label, GENERATORS[label], replace(sampling, count=sampling.count * more))
-    if not on_cpu or label not in GROUPED:
-        return dense
-    half = replace(sampling, count=max(sampling.count // 2, 9), seed=sampling.seed + 1)
-    return (*dense, *_drawn(label, GROUPED[label], half))
+    further = FURTHER_ON_CPU.get(label, ()) if on_cpu else ()
+    kinds = (replace(sampling, seed=sampling.seed + 1 + i) for i in range(len(further)))
+    return (*dense, *(node for kind in zip(further, kinds, strict=True) for node in _drawn(label, *kind)))
 
 
 def _drawn(label: str, draw: Generator, sampling: Sampling) -> tuple[Signature, ...]:

@@ -29,6 +29,8 @@ EVENTS = (
     "utilization",  # the same for the thread blocks of a matrix product
     "working_set_over_l2",  # L2 misses
     "alignment",  # share of the dimensions tensor cores take unpadded
+    "sum_length",  # products that one element of a matrix product adds up: long sums run in other kernels
+    "rows",  # of the first matrix
 )
 """Names, in the order of columns."""
 
@@ -61,6 +63,8 @@ def static_events(signature: "Signature", hardware: Hardware) -> Mapping[str, fl
         "working_set_over_l2": signature.nbytes / hardware.l2_bytes,
         "beyond_l2_bytes": max(0.0, signature.nbytes - hardware.l2_bytes),
         "alignment": aligned / len(dims) if dims else 1.0,
+        "sum_length": max((gemm.k for gemm in work.gemms), default=0),
+        "rows": max((gemm.m for gemm in work.gemms), default=0),
     }
 
 

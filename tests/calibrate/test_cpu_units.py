@@ -1,37 +1,71 @@
 """Calibrating for a CPU with BF16 units: grouped convolutions apart, and BF16 where ONNX types it."""
 
-import pytest
+from collections.abc import Mapping
 
-from campo_onnx.calibrate.layers import GROUPED
+import pytest
+from onnx.shape_inference import infer_shapes
+
+from campo_onnx.calibrate.layers import FURTHER_ON_CPU
+from campo_onnx.calibrate.networks import Shape
 from campo_onnx.calibrate.run import takes_tensor_cores, typed
 from campo_onnx.calibrate.samples import Sampling, samples_of
+from campo_onnx.measure.events import static_events
+from campo_onnx.measure.one_node import one_node_model
 from campo_onnx.ops.facts import ports_of
+from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.signature import FLOAT, make_signature
 from campo_onnx.targets.target import target
 
 SAMPLING = Sampling(count=20, largest_bytes=8e6, largest_flops=5e8)
 
 
-@pytest.mark.parametrize("op", sorted(GROUPED))
-def test_grouped_convolutions_follow_the_dense_ones(op: str) -> None:
-    dense, both = (samples_of(op, SAMPLING, on_cpu=on_cpu) for on_cpu in (False, True))
-    assert both[: len(dense)] == dense
-    grouped = both[3 * len(dense) :]
-    assert len(grouped) == SAMPLING.count // 2
+@pytest.mark.parametrize("op", sorted(FURTHER_ON_CPU))
+def test_further_kinds_follow_more_of_the_usual_one(op: str) -> None:
+    few, many = (samples_of(op, SAMPLING, on_cpu=on_cpu) for on_cpu in (False, True))
+    assert many[: len(few)] == few
+    assert len(many) == (3 + len(FURTHER_ON_CPU[op])) * len(few)
+
+
+@pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
+def test_grouped_convolutions_have_every_stride(op: str) -> None:
+    grouped = samples_of(op, SAMPLING, on_cpu=True)[3 * SAMPLING.count : 4 * SAMPLING.count]
     assert all(signature.attribute("group", 1) > 1 for signature in grouped)
     strides = {tuple(signature.attribute("strides", [])) for signature in grouped}
     assert strides == {(1, 1), (2, 2)}
 
 
+def test_kernels_as_large_as_an_image_give_gradients_of_weights() -> None:
+    drawn = samples_of("Conv", SAMPLING, on_cpu=True)[4 * SAMPLING.count :]
+    assert {signature.attribute("group", 1) > 1 for signature in drawn} == {True, False}
+    for signature in drawn:
+        model = one_node_model(signature, 1)
+        model.graph.output[0].type.tensor_type.ClearField("shape")
+        inferred = infer_shapes(model, strict_mode=True).graph.output[0].type.tensor_type.shape
+        assert tuple(dim.dim_value for dim in inferred.dim) == signature.outputs[0].shape
+
+
+def _events(data: Shape, weight: Shape, result: Shape) -> Mapping[str, float]:
+    node = make_signature(
+        OpKey("", "Conv"),
+        inputs=[(FLOAT, data), (FLOAT, weight)],
+        outputs=[(FLOAT, result)],
+        attributes={"group": 40, "pads": [3] * 4, "kernel_shape": list(weight[2:])},
+    )
+    return static_events(node, target("cpu_amx").hardware)
+
+
+def test_sums_of_other_length_are_other_nodes() -> None:
+    """A depthwise convolution and the gradient of its weight move the same bytes by the same operations."""
+    forward = _events((8, 40, 24, 24), (40, 1, 7, 7), (8, 40, 24, 24))
+    gradient = _events((1, 320, 24, 24), (40, 8, 24, 24), (1, 40, 7, 7))
+    assert forward["flops"] == gradient["flops"]
+    assert forward["sum_length"] == 49
+    assert gradient["sum_length"] == 8 * 24 * 24
+
+
 def test_other_operators_have_no_groups() -> None:
     assert samples_of("Add", SAMPLING, on_cpu=True) == samples_of("Add", SAMPLING)
-
-
-@pytest.mark.parametrize("op", ["MatMul", "Gemm"])
-def test_more_products_are_drawn_for_a_cpu(op: str) -> None:
-    few, many = (samples_of(op, SAMPLING, on_cpu=on_cpu) for on_cpu in (False, True))
-    assert many[: len(few)] == few
-    assert len(many) == 3 * len(few)
 
 
 def test_tiles_tell_sums_of_odd_length_apart() -> None:
