@@ -265,7 +265,14 @@ RunInOption = Annotated[
 ]
 ThreadsOption = Annotated[
     int,
-    option(MEASURE, "--threads", metavar="N", min=0, help="Threads per node on a CPU; 0 takes all cores."),
+    option(
+        MEASURE,
+        "--threads",
+        metavar="N",
+        min=0,
+        max=1024,  # a runtime starts as many as it is told, until the process ends for lack of memory
+        help="Threads per node on a CPU; 0 takes all cores.",
+    ),
 ]
 CountersOption = Annotated[
     Use,

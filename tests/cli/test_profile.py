@@ -108,3 +108,10 @@ def test_a_profile_where_it_is_not_used(program, capsys) -> None:
         words = ("optimize", MLP, "-o", "o.onnx", "--costs", costs, "--profile", "x.parquet")
         assert program(*words) == 2
         assert f"--profile cannot be combined with --costs {costs}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("threads", [-1, 2**31])
+def test_threads_that_no_runtime_starts(run, threads, capsys):
+    assert run(MLP, "-o", "p.parquet", "--device", "cpu", "--threads", str(threads)) == 2
+    assert "Invalid value for '--threads': Input should be" in capsys.readouterr().err
+    assert not Path("p.parquet").exists()

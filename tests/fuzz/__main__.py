@@ -84,7 +84,7 @@ def _get_ready(sound: Path, *, bare: bool) -> None:
 def _row(result: Result) -> dict[str, object]:
     row: dict[str, object] = {
         "seed": result.seed,
-        "command": result.case.command,
+        "command": result.case.command[:1000],
         "file": result.case.file,
         "how": result.how[:200],
         "code": result.code,

@@ -1,4 +1,4 @@
-"""Mutate, run, check: one case after another, each drawn from its number."""
+"""Mutate a file or the command line, run, check: one case after another, each drawn from its number."""
 
 import random
 import shutil
@@ -6,11 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.fuzz.arguments import with_other_arguments
 from tests.fuzz.cases import Case, Choice
 from tests.fuzz.checks import digests, violations
 from tests.fuzz.mutations import mutate
 from tests.fuzz.sandbox import Outcome, in_child, run
+from tests.fuzz.verbs import VERBS
 
+_ARGUMENTS_SHARE = 1 / 4  # of cases whose files stay sound, and whose command line does not
 _STARTS_THREADS = (".parquet",)  # libraries that write these do, and processes with threads do not fork well
 
 EVERY = Choice()
@@ -65,10 +68,17 @@ def try_case(seed: int, sound: Path, work: Path, *, choice: Choice = EVERY, run:
     case, rng = drawn(seed, choice)
     folder = work / "run"
     renew(folder, sound)
-    path = folder / case.file
-    how = in_child(lambda: mutate(path, rng)) if path.suffix in _STARTS_THREADS else mutate(path, rng)
+    if case.words[0] not in VERBS and rng.random() < _ARGUMENTS_SHARE:
+        case, how = with_other_arguments(case, rng), "arguments"
+    else:
+        how = _broken(folder / case.file, rng)
     code, seconds, wrong, err = judged(case, folder, run)
     return Result(seed=seed, case=case, how=how, code=code, seconds=seconds, violations=wrong, err=err)
+
+
+def _broken(path: Path, rng: random.Random) -> str:
+    """Mutate a file; returns how."""
+    return in_child(lambda: mutate(path, rng)) if path.suffix in _STARTS_THREADS else mutate(path, rng)
 
 
 def judged(case: Case, folder: Path, run: Run = run) -> tuple[int | None, float, list[str], str]:

@@ -2,6 +2,7 @@
 
 import random
 import re
+import shlex
 from dataclasses import dataclass
 
 USER_CALIBRATION = "data/campo-onnx/calibrations/h200-fp16.json"
@@ -164,6 +165,11 @@ RUNNING: dict[str, tuple[str, ...]] = {
         "frontier %% --device v100 --inputs batch.npz --runs 1 --emulated 2 --format csv",
         "optimize %% -o out.onnx --device v100 --rules --inputs batch.npz --min-gain 0",
         "optimize %% -o out.onnx --device v100 --max-error 0.01 --inputs batch.npz",
+        "optimize %% -o out.onnx --device cpu --verify --repair --verify-steps 6 --report out.html",
+        "optimize %% -o out.onnx --device h200 --precision auto --max-error 0.01 --inputs batch.npz --rules",
+        "frontier %% --device h200 --precision auto --runs 2 --emulated 2 --report out.html",
+        "optimize %% -o out.onnx --device zen4 --runtime openvino --safety data --inputs batch.npz",
+        "bench %% --runtime openvino --steps 6 --threads 1 --seconds 0 --json",
     ),
     "train.py": (
         "try %%:make --steps 6 --seconds 0 --threads 1 -o out.json --report out.html",
@@ -173,10 +179,17 @@ RUNNING: dict[str, tuple[str, ...]] = {
         "bench step.onnx %% --device cpu --steps 6 --threads 1 --batch 16",
         "optimize %% -o out.onnx --device cpu --verify --verify-steps 6",
         "check %% --against tiny.onnx --device v100 --inputs batch.npz",
+        "frontier %% --device h200 --precision bf16 --runs 1 --emulated 2 --plot out.svg",
     ),
-    "half.onnx": ("optimize %% -o out.onnx --device cpu --inputs batch.npz",),
+    "half.onnx": (
+        "optimize %% -o out.onnx --device cpu --inputs batch.npz",
+        "frontier %% --device v100 --runs 1 --emulated 2 --json",
+    ),
     f"{MIXED_ONES}/a.onnx": (f"{CHECK_ALL} --workers 2 --results new.jsonl",),
-    "branches.onnx": ("optimize %% -o out.onnx --device v100 --simplify",),
+    "branches.onnx": (
+        "optimize %% -o out.onnx --device v100 --simplify",
+        "frontier %% --device v100 --runs 1 --emulated 2 --format markdown",
+    ),
     "outside.onnx": ("optimize %% -o out.onnx --device v100 --simplify --plan out.json",),
     "graph-4.onnx": ("optimize %% -o out.onnx --device v100 --simplify",),
     "tiny_mixed.onnx": (
@@ -199,6 +212,7 @@ RUNNING: dict[str, tuple[str, ...]] = {
         "optimize tiny.onnx -o out.onnx --device cpu --costs measure --store %%",
         "profile tiny.onnx -o out.parquet --device cpu --steps 1 --threads 1 --store %%",
         "calibrate --device cpu --ops Relu --shapes 9 --store %% -o out.json",
+        "calibrate --quick --device cpu --ops MatMul --shapes 9 --store %% -o out.json",
     ),
 }
 
@@ -219,7 +233,7 @@ class Case:
     @property
     def words(self) -> list[str]:
         """The command line."""
-        return self.command.replace("%%", self.file).split()
+        return shlex.split(self.command.replace("%%", self.file))
 
 
 def cases_of(commands: dict[str, tuple[str, ...]]) -> tuple[Case, ...]:

@@ -16,8 +16,8 @@ DOCUMENTED = frozenset({0, 2, 3, 4, 5, 6, 7, 8, 9})
 _STORE = re.compile(
     r"(store|new|cache/campo-onnx/timings)\.sqlite(-wal|-shm|-journal|\.damaged-\d+(-wal|-shm)?)?"
 )
-# ONNX Runtime's, in a process that begins anew; emulated steps, which are kept one by one.
-_CACHED = ("cache/Microsoft/", "cache/campo-onnx/emulated-steps/")
+# ONNX Runtime's, in a process that begins anew; emulated steps and choices of a runtime, kept one by one.
+_CACHED = ("cache/Microsoft/", "cache/campo-onnx/emulated-steps/", "cache/campo-onnx/plans/")
 _VERDICTS = "results.jsonl"  # those on one graph stay when another one is refused
 
 

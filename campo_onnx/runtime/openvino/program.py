@@ -20,7 +20,13 @@ from campo_onnx.runtime.openvino.blobs import blob_folder
 from campo_onnx.runtime.openvino.external_data import write_beside
 from campo_onnx.runtime.openvino.installed import ov
 from campo_onnx.runtime.openvino.raw_constants import with_raw_constants
-from campo_onnx.runtime.openvino.refusal import refuse_empty, refuse_forms, refuse_types, refused
+from campo_onnx.runtime.openvino.refusal import (
+    not_compiled,
+    refuse_empty,
+    refuse_forms,
+    refuse_types,
+    refused,
+)
 from campo_onnx.runtime.openvino.repairs import repair
 from campo_onnx.runtime.openvino.tensor import as_array, as_openvino
 from campo_onnx.runtime.openvino.trace import Names, executed_nodes, step_times
@@ -34,6 +40,7 @@ _TYPED = {
     "EXECUTION_MODE_HINT": "ACCURACY",
     "PERFORMANCE_HINT": "LATENCY",
 }
+_JOINING, _UNJOINED = "TokenizeSnippets", {"SNIPPETS_MODE": "DISABLE"}
 _CACHED_NODES = 200  # fewer compile in less time than a file takes
 
 
@@ -135,9 +142,9 @@ class OpenVinoProgram:
 
     def _compile(self) -> Any:
         try:
-            program = self._core.compile_model(self._graph, DEVICE, self._config)
+            program = self._compiled()
         except RuntimeError as error:
-            raise refused(error) from None
+            raise not_compiled(error) from None
         hint = program.get_property("INFERENCE_PRECISION_HINT")
         if hint != ov.Type.f32:
             raise UnsupportedModelError(
@@ -146,6 +153,15 @@ class OpenVinoProgram:
                 remedy="Report it with the version of OpenVINO, and run on ONNX Runtime meanwhile.",
             )
         return program
+
+    def _compiled(self) -> Any:
+        try:
+            return self._core.compile_model(self._graph, DEVICE, self._config)
+        except RuntimeError as error:
+            # The pass that joins element-wise nodes fails at some; a graph runs without it, if not as fast.
+            if _JOINING not in str(error):
+                raise
+            return self._core.compile_model(self._graph, DEVICE, {**self._config, **_UNJOINED})
 
     def _positions(self) -> Mapping[str, int]:
         """Position of each input that something reads; the plugin drops the others.

@@ -21,6 +21,8 @@ _OPSET = re.compile(r"-\d+$")
 _TAKES_EMPTY = re.compile("ConstantOfShape|Concat")
 _TAKES_EMPTY_LIST = re.compile("Reshape|Expand|Reduce.*|Squeeze|Unsqueeze|Concat|Resize")
 _NOISE = re.compile(r"^(Check '|While validating|Exception from|FrontEnd API)")
+_WHERE = re.compile(r"^While validating ONNX node '<.*?>': ")
+_NODE = re.compile(r"<Node\(\w+\): (?P<read>.*?)>|with friendly_name '(?P<compiled>[^']*)'")
 
 _INSTEAD: Mapping[str, str] = {
     "Dropout": "write dropout as RandomUniformLike, Less and Where, or export in evaluation mode",
@@ -43,8 +45,8 @@ def refused(error: Exception) -> UnsupportedModelError:
     reasons |= {op: why for op, why in _failures(text) if op in _INSTEAD or not reasons}
     if not reasons:
         return UnsupportedModelError(
-            "OpenVINO cannot load the graph",
-            why=_last_line(text),
+            "OpenVINO cannot read the graph",
+            why=_told(text),
             remedy="Check the file with onnx.checker, and run it on ONNX Runtime (--runtime onnxruntime).",
         )
     told = "; ".join(f"{op}: {why}" for op, why in sorted(reasons.items()))
@@ -52,6 +54,15 @@ def refused(error: Exception) -> UnsupportedModelError:
         f"OpenVINO refuses {len(reasons)} operator{'s' * (len(reasons) > 1)} of the graph",
         why=told,
         remedy=" ".join(_remedies(reasons)),
+    )
+
+
+def not_compiled(error: Exception) -> UnsupportedModelError:
+    """Turn OpenVINO's report on a graph that it has read into one message."""
+    return UnsupportedModelError(
+        "OpenVINO reads the graph and fails to compile it",
+        why=_told(str(error)),
+        remedy="The file may be sound: OpenVINO rewrites a graph before it compiles it. " + _ON_ONNX_RUNTIME,
     )
 
 
@@ -135,10 +146,8 @@ def _failures(text: str) -> Iterator[tuple[str, str]]:
         for op in match["ops"].split(","):
             yield _OPSET.sub("", op.strip()), "it cannot convert it"
     for match in _FAILED.finditer(text):
-        lines = [line.strip() for line in match["why"].splitlines() if line.strip()]
-        told = [line for line in lines if not _NOISE.match(line)]
-        if told:
-            yield match["op"], told[-1].rstrip(".")
+        if match["why"].strip():
+            yield match["op"], _told(match["why"])
 
 
 def _remedies(ops: Iterable[str]) -> Iterator[str]:
@@ -150,10 +159,13 @@ def _remedies(ops: Iterable[str]) -> Iterator[str]:
     yield "ONNX Runtime may run the graph as it is (--runtime onnxruntime)."
 
 
-def _last_line(text: str) -> str:
+def _told(text: str) -> str:
+    """The last sentence of a report, and the node that it is about, where it names one."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    told = [line for line in lines if not _NOISE.match(line)]
-    return (told or lines or ["no reason is told"])[-1].rstrip(".")
+    sentences = [line for line in lines if not _NOISE.match(line)] or lines or ["no reason is told"]
+    names = [match["read"] or match["compiled"] for match in _NODE.finditer(text)]
+    sentence = _WHERE.sub("", sentences[-1]).rstrip(".")
+    return f"at {names[0]!r}: {sentence}" if names else sentence
 
 
 def _of_type(graph: GraphProto, dtype: int) -> Iterator[str]:

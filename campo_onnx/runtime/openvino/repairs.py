@@ -35,7 +35,7 @@ def repair(graph: Any) -> None:
             _stabilize(node)
         elif node.get_type_name() in ("ReduceMax", "ReduceMin") and node.get_element_type().is_real():
             _keep_infinity(node)
-        elif node.get_type_name() in _CONVOLUTIONS and _has_tiles():
+        elif node.get_type_name() in _CONVOLUTIONS:
             _lengthen_kernel(node)
     folding = ov.passes.Manager()
     folding.register_pass(ov.passes.ConstantFolding())
@@ -115,40 +115,48 @@ def _has_tiles() -> bool:
 
 
 def _lengthen_kernel(node: Any) -> None:
-    """Add zeros to the end of a convolution's kernel where the plugin's code for AMX goes wrong in BF16.
+    """Add zeros to the end of a convolution's kernel where the plugin computes something else without them.
 
-    Where each row of the result is one column, it takes the stride for the distance between rows. Where
-    channels are few it multiplies a whole row of the kernel at once, and if that fills tiles, weights are
-    laid out otherwise than it reads them.
+    The stride of a kernel of one number moves to the convolution or pool before it, pads or not, which then
+    takes other numbers. The code for AMX goes wrong in BF16: where each row of the result is one column, it
+    takes the stride for the distance between rows; where channels are few it multiplies a whole row of the
+    kernel at once, and if that fills tiles, weights are laid out otherwise than it reads them.
     """
-    if node.get_element_type() != ov.Type.bf16 or node.get_output_partial_shape(0).is_dynamic:
-        return
-    settings = node.get_attributes()
     data, weights = node.input_values()
-    strides, ends = list(settings["strides"]), list(settings["pads_end"])
+    if node.get_output_partial_shape(0).is_dynamic or weights.get_partial_shape().is_dynamic:
+        return
+    runs_on_tiles = node.get_element_type() == ov.Type.bf16 and _has_tiles()
+    settings = node.get_attributes()
+    strides, begins, ends = (list(settings[name]) for name in ("strides", "pads_begin", "pads_end"))
     dilations, rank = settings["dilations"], len(strides)
     channels, *kernel = weights.get_shape()[-1 - rank :]
     *rows, columns = node.get_output_shape(0)[-rank:]
     longer = list(kernel)
-    if columns == 1 and strides[-1] > 1 and max(rows, default=1) > 1:
-        width = data.get_shape()[-1] + settings["pads_begin"][-1] + ends[-1]
+    if runs_on_tiles and columns == 1 and strides[-1] > 1 and max(rows, default=1) > 1:
+        width = data.get_shape()[-1] + begins[-1] + ends[-1]
         longer[-1] = 1 + -(-(width - 1) // dilations[-1])
         ends[-1] += (longer[-1] - 1) * dilations[-1] + 1 - width
         strides[-1] = 1
+    axes = zip(strides, begins, ends, strict=True)
+    is_padded = any(stride > 1 and begin + end for stride, begin, end in axes)
+    if is_padded and set(longer) == {1} and node.get_type_name() == "Convolution":
+        longer[-1] += 1
+        ends[-1] += dilations[-1]
     axis = -1 if longer[-1] > 1 or rank == 1 else -2
     depth = channels * longer[axis]
     is_few = channels % 2 == 0 and channels < _TILE_DEPTH // 2
-    if is_few and dilations[axis] == 1 and depth > _TILE_DEPTH and depth % _TILE_DEPTH == 0:
+    fills_tiles = dilations[axis] == 1 and depth > _TILE_DEPTH and depth % _TILE_DEPTH == 0
+    if runs_on_tiles and is_few and fills_tiles:
         longer[axis] += 1
         ends[axis] += 1
     if longer != kernel:
         shape = list(weights.get_shape())
         shape[axis] = longer[axis] - kernel[axis]
-        zeros = _constant(ov.Type.bf16, np.zeros(shape, np.float16))
+        zeros = _constant(weights.get_element_type(), np.zeros(shape, np.float16))
         weights = ov.opset13.concat([weights, zeros], axis)
     if strides != settings["strides"] or longer != kernel:
         write = getattr(ov.opset13, _CONVOLUTIONS[node.get_type_name()])
-        _replace(node, write(data, weights, strides, settings["pads_begin"], ends, dilations))
+        _replace(node, write(data, weights, strides, begins, ends, dilations))
 
 
 def _part_group_weights(graph: Any) -> None:

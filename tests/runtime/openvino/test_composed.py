@@ -16,6 +16,7 @@ from campo_onnx.lowering.place import Place
 from campo_onnx.lowering.sequence import as_it_runs
 from campo_onnx.runtime.choice import needs_default
 from campo_onnx.runtime.registry import load, machine
+from tests.conftest import parse_model
 from tests.formulas.oracle import TEMPLATES, Formula
 from tests.random_graphs.builder import RejectedError
 from tests.random_graphs.generate import random_graph
@@ -56,6 +57,30 @@ def test_random_graphs(seed):
     for name, value in expected.items():
         assert values[name].shape == value.shape, name
         assert distance(values[name], value) < 1e-4, name
+
+
+@pytest.mark.parametrize("first", ["Conv <pads = [1,1,1,1]> (x, v)", "MaxPool <kernel_shape = [2,3]> (x)"])
+@pytest.mark.parametrize("pads", [[0, 1, 0, 1], [0, 1, 0, 0], [1, 0, 0, 2]])
+@pytest.mark.parametrize("stride", [2, 3])
+def test_a_stride_stays_behind_pads(first, pads, stride):
+    """A pass of OpenVINO moves strides of kernels of one number, and took numbers beside those of ONNX."""
+    graph = f"""
+    agraph (float[2,4,7,9] x, float[4,4,3,3] v, float[6,4,1,1] w) => (float[2,6,M,N] y, float s) {{
+      h = {first}
+      r = Relu (h)
+      y = Conv <strides = [{stride},{stride}], pads = {pads}> (r, w)
+      q = Mul (y, y)
+      s = ReduceSum <keepdims = 0> (q)
+    }}
+    """
+    rng = np.random.default_rng(0)
+    feeds = {"x": (2, 4, 7, 9), "v": (4, 4, 3, 3), "w": (6, 4, 1, 1)}
+    feeds = {name: rng.normal(size=shape).astype(np.float32) for name, shape in feeds.items()}
+    model = parse_model(graph, 22)
+    expected, values = (results(model, feeds, runtime) for runtime in ("onnxruntime", "openvino"))
+    for name in expected:
+        assert values[name].shape == expected[name].shape
+        assert distance(values[name], expected[name]) < 1e-4
 
 
 @pytest.mark.parametrize("seed", FORMULAS)

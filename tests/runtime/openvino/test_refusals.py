@@ -1,0 +1,97 @@
+"""Graphs that OpenVINO does not run, or gets wrong: one message with node, reason and remedy."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from campo_onnx.runtime.openvino.installed import openvino_problem
+
+if problem := openvino_problem():
+    pytest.skip(problem, allow_module_level=True)
+
+from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.runtime.openvino import program as programs
+from campo_onnx.runtime.openvino.runtime import RUNTIME
+from tests.conftest import parse_model
+
+
+def load(graph):
+    return RUNTIME.load(parse_model(graph, 22), "cpu")
+
+
+EMPTY = "float[0,3] e) => (float[0,3] f) { f = Relu (e) }"
+GATHERED = "float[4] x) => (float[0] f) <int64[0] none = {}> { f = Gather (x, none) }"
+
+
+@pytest.mark.parametrize("graph", [EMPTY, GATHERED])
+def test_tensors_without_elements_are_refused(graph):
+    """A Gather of none gave one element, a product of none ended the process."""
+    with pytest.raises(UnsupportedModelError, match=r"tensors without elements: '.*' (gives|.* reads) one"):
+        load(f"agraph ({graph}")
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        "LRN <alpha = 0.1, bias = 0.25, size = 3> (x)",
+        "PRelu (x, slope)",
+        "Pad <mode = 'edge'> (x, both, , axes)".replace("'", chr(34)),
+    ],
+)
+def test_forms_that_are_computed_otherwise_are_refused(node):
+    graph = f"""
+    agraph (float[1,4,6,4] x, float[4] slope) => (float[1,4,N,M] y)
+    <int64[2] both = {{1, 1}}, int64[1] axes = {{2}}> {{
+      y = {node}
+    }}
+    """
+    with pytest.raises(UnsupportedModelError, match="OpenVINO computes 1 node otherwise than ONNX"):
+        load(graph)
+
+
+def test_peepholes_are_refused():
+    graph = """
+    agraph (float[5,2,3] x, float[1,16,3] w, float[1,16,4] r, float[1,12] p) => (float[5,1,2,4] y) {
+      y = LSTM <hidden_size = 4> (x, w, r, , , , , p)
+    }
+    """
+    with pytest.raises(UnsupportedModelError, match=r"otherwise than ONNX: .*LSTM"):
+        load(graph)
+
+
+def test_a_graph_that_is_not_compiled_names_the_node_and_the_remedy(monkeypatch):
+    graph = "agraph (float[4] x, float[4] z) => (float[4] y) { r = Relu (x) y = Add (r, z) }"
+
+    def compile_model(*_):
+        raise RuntimeError(
+            "Exception from core.cpp:117:\nCheck 'merge' failed at eltwise.hpp:26:\n"
+            "While validating node 'opset1::Add y (a, b)' with friendly_name 'loss/Add':\n"
+            "Argument shapes are inconsistent.\n\n"
+        )
+
+    core = SimpleNamespace(
+        read_model=programs.ov.Core().read_model,
+        compile_model=compile_model,
+        get_property=lambda *_: ["BF16"],
+    )
+    monkeypatch.setattr(programs, "ov", SimpleNamespace(Core=lambda: core))
+    with pytest.raises(UnsupportedModelError) as refused:
+        load(graph)
+    assert str(refused.value) == (
+        "OpenVINO reads the graph and fails to compile it: at 'loss/Add': Argument shapes are inconsistent. "
+        "The file may be sound: OpenVINO rewrites a graph before it compiles it. "
+        "Run the graph on ONNX Runtime (--runtime onnxruntime)."
+    )
+
+
+def test_an_operator_that_is_not_read_is_told_with_its_node():
+    graph = """
+    agraph (float[1,3,5,6] x) => (float[1,3,M,N] y) {
+      a = Relu (x)
+      y = MaxPool <kernel_shape = [1,7], strides = [1,2], ceil_mode = 1> (a)
+    }
+    """
+    model = parse_model(graph, 20)
+    model.graph.node[1].name = "pool"
+    with pytest.raises(UnsupportedModelError, match="MaxPool: at 'pool': Kernel after dilation has size"):
+        RUNTIME.load(model, "cpu")
