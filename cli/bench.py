@@ -16,29 +16,25 @@ from .options import (
     BatchOption,
     DimOption,
     ForceOption,
-    FormatOption,
-    JsonOption,
+    MachineArguments,
     PlotOption,
-    QuietOption,
+    PrintArguments,
     ResultsOption,
-    RunInOption,
-    RunOnOption,
-    ThreadsOption,
     Use,
-    check_one_form,
     dimensions,
     option,
 )
 from .outputs import check_outputs
 from .render.bench import print_bench, print_failures, print_written
-from .render.console import INTERRUPTED, print_json, print_note, progressing, set_loudness, working
-from .render.table import TableFormat
+from .render.console import INTERRUPTED, print_json, print_note, progressing, working
 from .render.units import roughly
+from .signature import with_options
 
 if TYPE_CHECKING:
     from campo_onnx.bench.result import BenchResult
 
 
+@with_options
 def bench(
     models: Annotated[
         list[Path],
@@ -61,9 +57,8 @@ def bench(
             "can be inferred.",
         ),
     ] = None,
-    device: RunOnOption = "auto",
-    runtime: RunInOption = "auto",
-    threads: ThreadsOption = 0,
+    *,
+    place: MachineArguments,
     steps: Annotated[
         int,
         option(MEASURE, "--steps", metavar="N", min=6, help="Timed steps of each graph, at most."),
@@ -113,9 +108,7 @@ def bench(
     ] = False,
     plot: PlotOption = None,
     output: ResultsOption = None,
-    form: FormatOption = TableFormat.TEXT,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
+    printing: PrintArguments,
     force: ForceOption = False,
 ) -> None:
     """Measure training steps on this machine, in turns.
@@ -134,15 +127,13 @@ def bench(
     from campo_onnx.lowering.place import Place
     from campo_onnx.report.charts import draw_bench, save_figure
     from campo_onnx.runtime.feeds import read_feeds
-    from campo_onnx.runtime.registry import machine, processor_for
 
-    set_loudness(quiet=quiet)
-    check_one_form(json=json, form=form)
-    _check_request(models, device, plot)
+    printing.apply()
+    _check_request(models, place.device, plot)
     targets = check_outputs(
         {"--output": output, "--plot": plot}, {"MODEL": models, "--inputs": inputs}, force=force
     )
-    here = machine(processor_for(device, runtime), threads, runtime)
+    here = place.machine
     if tensor_cores and not here.is_gpu:
         raise UsageError("--tensor-cores needs --device cuda", why="a CPU has no tensor cores")
     with working("reading graphs"):
@@ -181,11 +172,11 @@ def bench(
         write_text(result.to_json(), output)
     if plot is not None:
         save_figure(draw_bench(result, title="Measured training steps"), plot)
-    if json:
+    if printing.json:
         print_json(result.to_json())
     else:
-        print_bench(result, form)
-        print_written(output, plot, form=form)
+        print_bench(result, printing.form)
+        print_written(output, plot, form=printing.form)
     print_failures(result)
     _leave(result, fail_if_slower=fail_if_slower)
 
@@ -204,8 +195,7 @@ def _check_request(models: list[Path], device: str, plot: Path | None) -> None:
             why="graphs run on this machine, on one of ONNX Runtime's providers",
             remedy="Choose auto, cpu or cuda. For a device that is not here, `campo-onnx compare` predicts.",
         )
-    if plot is not None:
-        check_plot(plot)
+    check_plot(plot)
 
 
 def _leave(result: "BenchResult", *, fail_if_slower: bool) -> None:

@@ -4,31 +4,27 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from .completion import AUTO, complete_calibrated
 from .evidence import telling_what_is_kept
 from .options import (
-    AUTO,
     DECISION,
     MEASURE,
     CountersOption,
     ForceOption,
-    FormatOption,
-    JsonOption,
+    MachineArguments,
     PrecisionOption,
-    QuietOption,
-    RunInOption,
-    RunOnOption,
+    PrintArguments,
     StoreOption,
-    ThreadsOption,
     Use,
-    check_one_form,
-    complete_calibrated,
+    check_alone,
     low_precision,
     option,
 )
 from .outputs import check_outputs
-from .render.console import print_json, print_note, progressing, set_loudness
+from .render.console import print_json, print_note, progressing
 from .render.costs import print_calibration
 from .render.table import TableFormat
+from .signature import with_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +35,7 @@ if TYPE_CHECKING:
     from campo_onnx.runtime.machine import Machine
 
 
+@with_options
 def calibrate(
     output: Annotated[
         Path | None,
@@ -76,8 +73,8 @@ def calibrate(
         ),
     ] = None,
     precision: PrecisionOption = None,
-    device: RunOnOption = "auto",
-    runtime: RunInOption = "auto",
+    *,
+    place: MachineArguments,
     cuda_graph: Annotated[
         bool,
         option(MEASURE, "--cuda-graph", help="Time nodes inside captured CUDA graphs."),
@@ -92,7 +89,6 @@ def calibrate(
         ),
     ] = False,
     counters: CountersOption = Use.AUTO,
-    threads: ThreadsOption = 0,
     store: StoreOption = None,
     cluster: Annotated[
         str,
@@ -114,9 +110,7 @@ def calibrate(
             "say what is missing. Measures nothing.",
         ),
     ] = None,
-    form: FormatOption = TableFormat.TEXT,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
+    printing: PrintArguments,
     force: ForceOption = False,
 ) -> None:
     """Fit a cost model of this machine.
@@ -134,41 +128,26 @@ def calibrate(
     from campo_onnx.measure.counters import counters_of
     from campo_onnx.measure.node_timer import NodeTimer
     from campo_onnx.measure.store import Execution, Store, default_path, now
-    from campo_onnx.runtime.registry import machine, processor_for
     from campo_onnx.targets.detect import target_of
 
-    set_loudness(quiet=quiet)
-    check_one_form(json=json, form=form)
+    printing.apply()
     if cluster:
-        alone = {
-            "--output": output,
-            "--from-store": from_store,
-            "--again": again or None,
-            "--json": json or None,
-        }
-        if clash := next((name for name, value in alone.items() if value is not None), None):
-            raise UsageError(f"{clash} cannot be combined with --cluster", remedy="Leave one of them out.")
+        others = {"--output": output, "--from-store": from_store, "--again": again, "--json": printing.json}
+        check_alone("--cluster", others)
         _on_cluster(
-            cluster, device, threads, low_precision(precision, AUTO),
+            cluster, place, low_precision(precision, AUTO),
             Execution.GRAPH if cuda_graph else Execution.STREAM,
-            partial(_workload, quick=quick, ops=ops, shapes=shapes), store or default_path(), form,
+            partial(_workload, quick=quick, ops=ops, shapes=shapes), store or default_path(), printing.form,
             force=force,
         )  # fmt: skip
         return
-    if again and from_store is not None:
-        raise UsageError(
-            "--again cannot be combined with --from-store",
-            why="the one measures, the other does not",
-            remedy="Leave one of them out.",
-        )
-    low = low_precision(precision, runtime)
+    if from_store is not None:
+        check_alone("--from-store", {"--again": again}, why="the one measures, the other does not")
+    low = low_precision(precision, place.runtime)
     stores = {"--from-store": from_store, "--store": store or default_path()}
     if output is not None:
         check_outputs({"--output": output}, stores, force=force)
-    if from_store is not None:
-        here = _machine_in(from_store, device, runtime)
-    else:
-        here = machine(processor_for(device, runtime), threads, runtime)
+    here = place.machine if from_store is None else _machine_in(from_store, place)
     if cuda_graph and not here.is_gpu:
         raise UsageError("--cuda-graph needs the CUDA provider", remedy="Leave it out on a CPU.")
     target = target_of(here)
@@ -195,10 +174,10 @@ def calibrate(
                 workload, timer, target, low, advance, counters_of if with_counters else None
             )
     write_text(calibration.to_json(), output)
-    if json:
+    if printing.json:
         print_json(calibration.to_json())
     else:
-        print_calibration(calibration, output, form)
+        print_calibration(calibration, output, printing.form)
 
 
 def _workload(provider: str, *, quick: bool, ops: str | None, shapes: int | None) -> "Workload":
@@ -218,8 +197,7 @@ def _workload(provider: str, *, quick: bool, ops: str | None, shapes: int | None
 
 def _on_cluster(
     address: str,
-    device: str,
-    threads: int,
+    place: MachineArguments,
     precision: "Precision",
     execution: "Execution",
     workload_of: "Callable[[str], Workload]",
@@ -244,7 +222,7 @@ def _on_cluster(
         if timings.notice:
             print_note(timings.notice)
         with RayPool(address) as pool:
-            kinds = kinds_in(pool, device, threads)
+            kinds = kinds_in(pool, place.device, place.threads)
             places = {}
             for kind in kinds:
                 name = file_name(target_of(kind.machine), precision, execution)
@@ -269,7 +247,7 @@ def _on_cluster(
             print_calibration(calibration, output, form)
 
 
-def _machine_in(store: Path, device: str, runtime: str) -> "Machine":
+def _machine_in(store: Path, place: MachineArguments) -> "Machine":
     """Find the machine whose timings a store holds; of several, the one with most."""
     from campo_onnx.errors import ProfileError
     from campo_onnx.files import check_file
@@ -281,11 +259,11 @@ def _machine_in(store: Path, device: str, runtime: str) -> "Machine":
         counts = {
             one: n
             for one, n in timings.machines().items()
-            if device in ("auto", one.provider) and runtime in ("auto", one.runtime)
+            if place.device in ("auto", one.provider) and place.runtime in ("auto", one.runtime)
         }
     if not counts:
         raise ProfileError(
-            f"{store} holds no timings" + ("" if device == "auto" else f" of the {device} provider"),
+            f"{store} holds no timings{'' if place.device == 'auto' else f' of the {place.device} provider'}",
             remedy="Measure there first, with `campo-onnx calibrate`.",
         )
     chosen = next(iter(counts))

@@ -8,6 +8,7 @@ import typer
 
 from campo_onnx.errors import CheckFailedError, UsageError
 
+from .completion import complete_devices, complete_lists
 from .options import (
     DECISION,
     INPUT,
@@ -16,14 +17,10 @@ from .options import (
     ClusterOption,
     DimOption,
     ForceOption,
-    FormatOption,
-    JsonOption,
-    QuietOption,
+    PrintArguments,
     ReportOption,
     WorkersOption,
-    check_one_form,
-    complete_devices,
-    complete_lists,
+    check_alone,
     dimensions,
     option,
     ranges,
@@ -31,8 +28,8 @@ from .options import (
 from .outputs import check_outputs
 from .render.bench import print_written
 from .render.checks import print_annotations, print_verdicts
-from .render.console import print_json, progressing, set_loudness, working
-from .render.table import TableFormat
+from .render.console import print_json, progressing, working
+from .signature import with_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,6 +50,7 @@ CheckRangeOption = Annotated[
 ]
 
 
+@with_options
 def check(
     mixed: Annotated[
         Path | None,
@@ -159,9 +157,8 @@ def check(
             "same file checks only what is new or has changed.",
         ),
     ] = None,
-    form: FormatOption = TableFormat.TEXT,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
+    *,
+    printing: PrintArguments,
     junit: Annotated[
         Path | None,
         option(
@@ -192,10 +189,9 @@ def check(
     from campo_onnx.scale.results import Results
     from campo_onnx.targets.target import target as target_called
 
-    set_loudness(quiet=quiet)
-    check_one_form(json=json, form=form)
+    printing.apply()
     if policy is not None:
-        alone = {
+        others = {
             "MIXED": mixed,
             "--against": against,
             "--dim": dim,
@@ -206,15 +202,11 @@ def check(
             "--max-casts": max_casts,
             "--keep-fp32": keep_fp32,
             "--range": value_range,
-            "--strict": strict or None,
+            "--strict": strict,
             "--device": device,
             "--lists": lists,
         }
-        if clash := next((name for name, value in alone.items() if value is not None), None):
-            raise UsageError(
-                f"{clash} cannot be combined with --policy",
-                remedy=f"Set it in {policy}, or leave --policy out.",
-            )
+        check_alone("--policy", others, remedy=f"Set it in {policy}, or leave --policy out.")
         pairs = load_policy(policy)
     elif mixed is None or against is None:
         raise UsageError(
@@ -264,13 +256,13 @@ def check(
 
         with working(f"writing {report.name}"):
             write_text(check_page(checked, as_plan(pairs[0]) if len(pairs) == 1 else None), report)
-    if json:
+    if printing.json:
         print_json(to_json(checked))
     else:
-        print_verdicts(checked, form)
-        print_written(report, form=form)
+        print_verdicts(checked, printing.form)
+        print_written(report, form=printing.form)
     if github or os.environ.get("GITHUB_ACTIONS") == "true":
-        print_annotations(to_annotations(checked), beside_a_document=json or form is not TableFormat.TEXT)
+        print_annotations(to_annotations(checked), beside_a_document=printing.has_document)
     _leave(checked)
 
 
@@ -288,8 +280,7 @@ def _check_places(
     from campo_onnx.ir.importer import data_files_of
     from campo_onnx.report.page import check_report
 
-    if report is not None:
-        check_report(report)
+    check_report(report)
     models = [model for pair in pairs for model in (pair.mixed, pair.against)]
     outputs = {"--junit": junit, "--report": report}
     may_replace = any(path is not None and os.path.exists(path) for path in outputs.values())

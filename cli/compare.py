@@ -8,6 +8,7 @@ import typer
 
 from campo_onnx.errors import UsageError
 
+from .completion import complete_lists
 from .decision import GraphArguments, StrategyArguments, plain_options
 from .evidence import TargetArguments, opened_target
 from .notes import report_unmatched
@@ -15,16 +16,12 @@ from .options import (
     SAFETY,
     VERIFICATION,
     ForceOption,
-    FormatOption,
-    JsonOption,
     MarginOption,
     ModelArgument,
     PlotOption,
     PrecisionOption,
-    QuietOption,
+    PrintArguments,
     ReportOption,
-    check_one_form,
-    complete_lists,
     existing,
     low_precision,
     option,
@@ -32,8 +29,7 @@ from .options import (
 from .outputs import check_outputs
 from .render.bench import print_written
 from .render.comparison import headline, print_comparison
-from .render.console import INTERRUPTED, command_line, print_json, set_loudness, working
-from .render.table import TableFormat
+from .render.console import INTERRUPTED, command_line, print_json, working
 from .signature import with_options
 from .verification import drifting, measured_strategies
 
@@ -106,9 +102,7 @@ def compare(
     ] = None,
     plot: PlotOption = None,
     report: ReportOption = None,
-    form: FormatOption = TableFormat.TEXT,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
+    printing: PrintArguments,
     force: ForceOption = False,
 ) -> None:
     """Compare the strategies on one training step.
@@ -129,17 +123,14 @@ def compare(
     from campo_onnx.report.charts import check_plot, draw_plans, save_figure
     from campo_onnx.report.page import check_report
 
-    set_loudness(quiet=quiet)
-    check_one_form(json=json, form=form)
+    printing.apply()
     check_model(model)
     where.check()
     low_precision(precision, where.runtime)
     if inputs is not None and not drift:
         raise UsageError("--inputs is for --drift", remedy="Give both, or leave it out.")
-    if plot is not None:
-        check_plot(plot)
-    if report is not None:
-        check_report(report)
+    check_plot(plot)
+    check_report(report)
     targets = check_outputs(
         {"--plot": plot, "--report": report},
         {"MODEL": model, "--lists": lists, "--inputs": inputs, **where.files},
@@ -176,7 +167,7 @@ def compare(
 
         with working(f"writing {report.name}"):
             write_text(comparison_page(comparison, model=model.name, command=command_line()), report)
-    if json:
+    if printing.json:
         rows = [
             {
                 "strategy": row.plan.strategy,
@@ -216,7 +207,7 @@ def compare(
         }
         print_json(to_report("campo-onnx comparison", 1, document))
     else:
-        print_comparison(comparison, plot=plot, form=form)
-        print_written(report, form=form)
+        print_comparison(comparison, plot=plot, form=printing.form)
+        print_written(report, form=printing.form)
     if comparison.interrupted:
         raise typer.Exit(INTERRUPTED)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from campo_onnx.optimize.strategies import DEFAULT_STRATEGY, STRATEGIES, strategy_called
 
+from .completion import complete_lists, complete_strategies
 from .error_limit import MaxErrorOption, MaxTimeOption
 from .evidence import Basis, TargetArguments, flat_weights_finder
 from .options import (
@@ -15,8 +16,6 @@ from .options import (
     MarginOption,
     PrecisionOrAutoOption,
     RangeOption,
-    complete_lists,
-    complete_strategies,
     dimensions,
     low_precision,
     option,

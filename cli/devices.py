@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from .options import FormatOption, JsonOption, StoreOption, check_one_form, complete_devices
+from .completion import complete_devices
+from .options import FormatOption, JsonOption, StoreOption, check_one_form
 from .render.console import print_json, print_note
 from .render.devices import print_device, print_devices, print_machine
 from .render.table import TableFormat

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 from campo_onnx.costs.evidence import CHOICES, CostSource
 from campo_onnx.errors import UsageError, did_you_mean
 
-from .options import AUTO, COSTS, DeviceOption, RuntimeOption, StoreOption, option
+from .completion import AUTO
+from .options import COSTS, DeviceOption, RuntimeOption, StoreOption, option
 from .render.console import print_note, print_warning, progressing
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ import typer
 
 from campo_onnx.errors import UsageError
 
+from .completion import complete_nodes
 from .options import (
     ForceOption,
     FormatOption,
     JsonOption,
     ReportOption,
     check_one_form,
-    complete_nodes,
     option,
 )
 from .outputs import check_outputs
@@ -78,9 +78,8 @@ def explain(
     from campo_onnx.report.page import check_report
 
     check_one_form(json=json, form=form)
-    if report is not None:
-        check_report(report)
-        check_outputs({"--report": report}, {"PLAN": plan}, force=force)
+    check_report(report)
+    check_outputs({"--report": report}, {"PLAN": plan}, force=force)
     read = Plan.from_json(read_bytes(plan, title=str(plan)), title=str(plan))
     if report is not None:
         from campo_onnx.report.plan_page import plan_page

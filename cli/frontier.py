@@ -5,23 +5,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from .completion import AUTO, complete_lists
 from .decision import GraphArguments, StrategyArguments, plain_options
 from .evidence import TargetArguments, opened_target
 from .notes import note_form, report_unmatched
 from .options import (
-    AUTO,
     SAFETY,
     VERIFICATION,
     ForceOption,
-    FormatOption,
-    JsonOption,
     ModelArgument,
     PlotOption,
     PrecisionOrAutoOption,
-    QuietOption,
+    PrintArguments,
     ReportOption,
-    check_one_form,
-    complete_lists,
     existing,
     low_precision,
     option,
@@ -30,9 +26,8 @@ from .outputs import check_outputs
 from .preparation import check_inputs
 from .render.bench import print_written
 from .render.comparison import headline
-from .render.console import command_line, print_json, print_note, progressing, set_loudness, working
+from .render.console import command_line, print_json, print_note, progressing, working
 from .render.frontier import print_frontiers
-from .render.table import TableFormat
 from .signature import with_options
 
 if TYPE_CHECKING:
@@ -94,9 +89,7 @@ def frontier(
     ] = 20,
     plot: PlotOption = None,
     report: ReportOption = None,
-    form: FormatOption = TableFormat.TEXT,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
+    printing: PrintArguments,
     force: ForceOption = False,
 ) -> None:
     """Show what accuracy costs: step time against error.
@@ -119,18 +112,15 @@ def frontier(
     from campo_onnx.report.charts import check_plot, draw_frontiers, save_figure
     from campo_onnx.report.page import check_report
 
-    set_loudness(quiet=quiet)
-    check_one_form(json=json, form=form)
+    printing.apply()
     check_model(model)
     where.check()
     low_precision(precision, where.runtime)
     inputs = inputs or []
     check_inputs(inputs)
-    if plot is not None:
-        check_plot(plot)
+    check_plot(plot)
     read = {"MODEL": model, "--inputs": inputs, "--lists": lists, **where.files}
-    if report is not None:
-        check_report(report)
+    check_report(report)
     targets = check_outputs({"--plot": plot, "--report": report}, read, force=force)
     chosen_lists = resolve(lists)
     with opened_target(where) as basis:
@@ -164,12 +154,12 @@ def frontier(
 
         with working(f"writing {report.name}"):
             write_text(frontier_page(results, model=model.name, command=command_line()), report)
-    if json:
+    if printing.json:
         print_json(to_report("campo-onnx frontier", 2, _document(results, model)))
     else:
-        print_frontiers(results, form)
-        print_written(plot, form=form)
-        print_written(report, form=form)
+        print_frontiers(results, printing.form)
+        print_written(plot, form=printing.form)
+        print_written(report, form=printing.form)
 
 
 def _batches(view: "GraphView", inputs: list[Path]) -> "list[Feeds]":

@@ -5,12 +5,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from .completion import AUTO
 from .decision import GraphArguments, ListArguments, StrategyArguments, plain_options
 from .error_limit import Decided, best_within, check_limits
 from .evidence import TargetArguments, opened_target
 from .notes import note_what_surprises, report_unmatched
 from .options import (
-    AUTO,
     OUTPUT,
     SAFETY,
     ForceOption,
@@ -100,8 +100,7 @@ class OutputArguments:
         written = {"--output": self.destination(model), "--plan": self.plan, "--report": self.report}
         targets = check_outputs(written, {"MODEL": model, **read}, force=self.force, source=model)
         check_not_read(targets, data)
-        if self.report is not None:
-            check_report(self.report)
+        check_report(self.report)
 
 
 @with_options

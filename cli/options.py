@@ -2,7 +2,8 @@
 
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,11 +13,14 @@ import typer
 from campo_onnx.errors import UsageError, did_you_mean
 from campo_onnx.ops.precision import low_precisions
 
+from .completion import AUTO, complete_devices, complete_providers, complete_runtimes, completing, precisions
+from .render.console import set_loudness
 from .render.table import TableFormat
 
 if TYPE_CHECKING:
     from campo_onnx.ops.precision import Precision
     from campo_onnx.optimize.values.ranges import DeclaredRange
+    from campo_onnx.runtime.machine import Machine
 
 INPUT = "Input"
 DECISION = "How to decide"
@@ -26,10 +30,6 @@ VERIFICATION = "Measuring on this machine"
 MEASURE = "How to measure"
 OUTPUT = "Output"
 SCALE = "Many graphs"
-
-
-AUTO = "auto"
-"""Leaves a choice to the program."""
 
 
 def option(panel: str | None, *flags: str, help: str, **settings: Any) -> Any:
@@ -42,66 +42,6 @@ class Use(StrEnum):
 
     AUTO = "auto"
     OFF = "off"
-
-
-def _completing(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """For the shell's completion: the names that begin with what is typed."""
-    return lambda incomplete: [name for name in names() if name.startswith(incomplete)]
-
-
-def _devices() -> Iterable[str]:
-    from campo_onnx.hardware.datasheet import devices
-
-    return (AUTO, *devices())
-
-
-def _strategies() -> Iterable[str]:
-    from campo_onnx.optimize.strategies import STRATEGIES
-
-    return STRATEGIES
-
-
-def _lists() -> Iterable[str]:
-    from campo_onnx.optimize.lists.oplists import preset_names
-
-    return preset_names()
-
-
-def _runtimes() -> Iterable[str]:
-    from campo_onnx.runtime.registry import runtimes
-
-    return (AUTO, *(runtime.name for runtime in runtimes()))
-
-
-def _precisions() -> Iterable[str]:
-    return (precision.value for precision in low_precisions())
-
-
-complete_devices, complete_runtimes = _completing(_devices), _completing(_runtimes)
-complete_strategies, complete_lists = _completing(_strategies), _completing(_lists)
-complete_providers = _completing(lambda: (AUTO, "cpu", "cuda"))
-
-
-def complete_calibrated(incomplete: str) -> list[str]:
-    """Operators that a calibration times, for the shell's completion; several are separated by commas."""
-    from campo_onnx.calibrate.layers import SAMPLED_OPS
-
-    done, comma, last = incomplete.rpartition(",")
-    return [f"{done}{comma}{op}" for op in SAMPLED_OPS if op.startswith(last)]
-
-
-def complete_nodes(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Nodes of the plan that stands before, for the shell's completion."""
-    from campo_onnx.errors import CampoError
-    from campo_onnx.files import read_bytes
-    from campo_onnx.optimize.plan.plan import Plan
-
-    path = Path(str(ctx.params.get("plan")))
-    try:
-        plan = Plan.from_json(read_bytes(path, title=str(path)), title=str(path))
-    except CampoError:
-        return []
-    return [node for node in plan.decision if node.startswith(incomplete)]
 
 
 ModelArgument = Annotated[
@@ -175,7 +115,7 @@ PrecisionOption = Annotated[
         "--precision",
         metavar="|".join(precision.value for precision in low_precisions()),
         parser=_low_precision,
-        autocompletion=_completing(_precisions),
+        autocompletion=completing(precisions),
         help="The low precision. By default FP16; BF16 where the runtime computes in no FP16.",
     ),
 ]
@@ -186,7 +126,7 @@ PrecisionOrAutoOption = Annotated[
         "--precision",
         metavar="|".join([*(precision.value for precision in low_precisions()), AUTO]),
         parser=lambda text: AUTO if text == AUTO else _low_precision(text),
-        autocompletion=_completing(lambda: (*_precisions(), AUTO)),
+        autocompletion=completing(lambda: (*precisions(), AUTO)),
         help="The low precision; by default FP16, or BF16 where the runtime computes in no FP16. `auto` "
         "plans in each that the device computes in: BF16 where the graph does not scale its loss, else the "
         "faster one.",
@@ -342,6 +282,50 @@ def check_one_form(*, json: bool, form: TableFormat) -> None:
         raise UsageError(
             f"--json and --format {form.value} contradict each other", remedy="Give one of them."
         )
+
+
+def check_alone(
+    option: str, others: Mapping[str, object], *, why: str = "", remedy: str = "Leave one of them out."
+) -> None:
+    """Check that none of the options that another one excludes was passed; None or False if it was not."""
+    clash = next((name for name, value in others.items() if value is not None and value is not False), None)
+    if clash is not None:
+        raise UsageError(f"{clash} cannot be combined with {option}", why=why, remedy=remedy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrintArguments:
+    """Options that say how the result is printed."""
+
+    form: FormatOption = TableFormat.TEXT
+    json: JsonOption = False
+    quiet: QuietOption = False
+
+    @property
+    def has_document(self) -> bool:
+        """Whether stdout holds a document: nothing else may be there."""
+        return self.json or self.form is not TableFormat.TEXT
+
+    def apply(self) -> None:
+        """Print as much as is wanted from now on, in one form."""
+        set_loudness(quiet=self.quiet)
+        check_one_form(json=self.json, form=self.form)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineArguments:
+    """Options that say where on this machine graphs run."""
+
+    device: RunOnOption = "auto"
+    runtime: RunInOption = "auto"
+    threads: ThreadsOption = 0
+
+    @property
+    def machine(self) -> "Machine":
+        """The machine as it is here."""
+        from campo_onnx.runtime.registry import machine, processor_for
+
+        return machine(processor_for(self.device, self.runtime), self.threads, self.runtime)
 
 
 def existing(*names: "Path | str | None") -> list[Path]:

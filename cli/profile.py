@@ -13,25 +13,21 @@ from .options import (
     CountersOption,
     DimOption,
     ForceOption,
-    FormatOption,
-    JsonOption,
+    MachineArguments,
     ModelArgument,
-    QuietOption,
-    RunInOption,
-    RunOnOption,
+    PrintArguments,
     StoreOption,
-    ThreadsOption,
     Use,
-    check_one_form,
     dimensions,
     option,
 )
 from .outputs import check_outputs
-from .render.console import INTERRUPTED, print_json, print_note, progressing, set_loudness, working
+from .render.console import INTERRUPTED, print_json, print_note, progressing, working
 from .render.costs import print_profile
-from .render.table import TableFormat
+from .signature import with_options
 
 
+@with_options
 def profile(
     model: ModelArgument,
     output: Annotated[
@@ -40,13 +36,12 @@ def profile(
     ],
     dim: DimOption = None,
     inputs: BatchOption = None,
-    device: RunOnOption = "auto",
-    runtime: RunInOption = "auto",
+    *,
+    place: MachineArguments,
     steps: Annotated[
         int,
         option(MEASURE, metavar="N", min=1, max=1000, help="Training steps to time."),
     ] = 10,
-    threads: ThreadsOption = 0,
     kernel_trace: Annotated[
         Use,
         option(
@@ -57,9 +52,7 @@ def profile(
     ] = Use.AUTO,
     counters: CountersOption = Use.AUTO,
     store: StoreOption = None,
-    form: FormatOption = TableFormat.TEXT,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
+    printing: PrintArguments,
     force: ForceOption = False,
 ) -> None:
     """Time every node of an FP32 step on this machine.
@@ -80,15 +73,13 @@ def profile(
     from campo_onnx.measure.profiler import take_profile
     from campo_onnx.measure.store import Store, default_path
     from campo_onnx.runtime.feeds import read_feeds, synthesize
-    from campo_onnx.runtime.registry import machine, processor_for
     from campo_onnx.targets.detect import target_of
 
-    set_loudness(quiet=quiet)
-    check_one_form(json=json, form=form)
+    printing.apply()
     check_model(model)
     store = store or default_path()
     check_outputs({"--output": output}, {"MODEL": model, "--inputs": inputs, "--store": store}, force=force)
-    here = machine(processor_for(device, runtime), threads, runtime)
+    here = place.machine
     target = target_of(here)
     sizes = dimensions(dim)
     imported = as_it_runs(import_model(model, sizes), Place.on(here), sizes)
@@ -112,9 +103,9 @@ def profile(
                 on_progress=advance,
             )
     write_profile(taken, output)
-    if json:
+    if printing.json:
         print_json(taken.to_json())
     else:
-        print_profile(taken, output, form)
+        print_profile(taken, output, printing.form)
     if taken.interrupted:
         raise typer.Exit(INTERRUPTED)

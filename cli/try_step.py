@@ -10,23 +10,21 @@ from .evidence import CostsOption
 from .options import (
     MEASURE,
     ForceOption,
-    FormatOption,
-    JsonOption,
-    QuietOption,
+    PrintArguments,
     ReportOption,
     ResultsOption,
     RunInOption,
     ThreadsOption,
-    check_one_form,
     option,
 )
 from .outputs import check_outputs
 from .render.bench import print_written
-from .render.console import INTERRUPTED, command_line, print_json, progressing, set_loudness
-from .render.table import TableFormat
+from .render.console import INTERRUPTED, command_line, print_json, progressing
 from .render.trial import print_trial
+from .signature import with_options
 
 
+@with_options
 def try_step(
     target: Annotated[
         str,
@@ -58,9 +56,8 @@ def try_step(
     costs: CostsOption = CostSource.AUTO,
     report: ReportOption = None,
     output: ResultsOption = None,
-    form: FormatOption = TableFormat.TEXT,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
+    *,
+    printing: PrintArguments,
     force: ForceOption = False,
 ) -> None:
     """Measure a PyTorch step here, and predict it for GPUs.
@@ -74,12 +71,10 @@ def try_step(
     from campo_onnx.runtime.registry import runtime_called
     from campo_onnx.trial.script import split_target, step_from
 
-    set_loudness(quiet=quiet)
-    check_one_form(json=json, form=form)
+    printing.apply()
     script, function = split_target(target)
     runtime_called(runtime)
-    if report is not None:
-        check_report(report)
+    check_report(report)
     check_outputs({"--output": output, "--report": report}, {"SCRIPT": script}, force=force)
     with progressing(f"running {script.name}") as advance:
         user = step_from(script, function)
@@ -113,10 +108,10 @@ def try_step(
             write_text(trial.to_json(), output)
         if report is not None:
             write_text(trial_page(trial, command=command_line()), report)
-    if json:
+    if printing.json:
         print_json(trial.to_json())
     else:
-        print_trial(trial, form)
-        print_written(output, report, form=form)
+        print_trial(trial, printing.form)
+        print_written(output, report, form=printing.form)
     if trial.measured.interrupted:
         raise typer.Exit(INTERRUPTED)

@@ -26,6 +26,8 @@ from campo_onnx.lowering.raise_opset import lower_opset
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import is_low_dtype
 from campo_onnx.ops.registry import RANDOM
+from campo_onnx.runtime.chunked_run import run
+from campo_onnx.runtime.registry import machine
 from campo_onnx.targets.target import target
 
 # They convert or make values and compute none: ONNX Runtime runs them in the low precision as they are.
@@ -206,6 +208,26 @@ def _states_low(body: GraphProto) -> bool:
     stated = [attribute.i for attribute in attributes if attribute.name in ("to", "dtype")]
     constants = [tensor.data_type for tensor in body.initializer]
     return any(map(is_low_dtype, (*stated, *constants, *(attribute.t.data_type for attribute in attributes))))
+
+
+def drift(
+    fp32_model: ModelProto, mixed_model: ModelProto, feeds: Mapping[str, NDArray[Any]], *, threads: int = 0
+) -> dict[str, float]:
+    """Compare what a mixed graph computes with what the FP32 graph computes, on a CPU.
+
+    The mixed graph is emulated. Random nodes without a seed get the same one in both graphs, made
+    from their name, so that both draw the same dropout masks.
+
+    Each output has the relative L2 error ``||mixed - fp32|| / ||fp32||``: 0 where both are the same,
+    infinite where the mixed output is not finite although the FP32 one is.
+
+    `fp32_model` and `mixed_model`: the graph as exported, and in mixed precision, with static shapes and the
+    same outputs.
+    """
+    here = machine("cpu", threads)
+    expected = run(seeded(fp32_model), feeds, here)
+    actual = run(seeded(emulate(mixed_model)), feeds, here)
+    return {name: relative_l2(actual[name], expected[name]) for name in expected}
 
 
 def relative_l2(actual: NDArray[Any], expected: NDArray[Any]) -> float:

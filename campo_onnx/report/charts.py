@@ -60,8 +60,10 @@ _SETTINGS = {"svg.fonttype": "none", "svg.hashsalt": "campo-onnx"}
 _WIDTH_INCHES, _PAGE_INCHES, _ROW_INCHES = 9.5, 12.25, 0.42
 
 
-def check_plot(path: Path) -> None:
-    """Find out before any work whether a figure can be drawn into this file."""
+def check_plot(path: Path | None) -> None:
+    """Find out before any work whether a figure can be drawn into this file; None if there will be none."""
+    if path is None:
+        return
     if path.suffix.lower().removeprefix(".") not in FORMATS:
         *others, last = (f".{name}" for name in FORMATS)
         raise UsageError(

@@ -40,8 +40,10 @@ class Page:
     command: str = ""
 
 
-def check_report(path: Path) -> None:
-    """Find out before any work whether a report can be made."""
+def check_report(path: Path | None) -> None:
+    """Find out before any work whether a report can be made; None if there will be none."""
+    if path is None:
+        return
     if path.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"--report {path}: a report is an HTML file", remedy="End the name with .html.")
     missing = [package for package in NEEDED if find_spec(package) is None]

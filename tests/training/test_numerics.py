@@ -17,7 +17,7 @@ from onnx.reference import ReferenceEvaluator
 
 from campo_onnx import Options, Precision, oplists, target
 from campo_onnx.calibrate.cast_model import CastModel
-from campo_onnx.emulation.numerics import emulate, relative_l2, seeded
+from campo_onnx.emulation.numerics import drift, emulate, relative_l2
 from campo_onnx.ir.constants import constants_of
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.shapes import TensorTypes, infer
@@ -301,14 +301,9 @@ def feeds_of_mlp(seed: int = 0) -> dict[str, NDArray[Any]]:
     return feeds
 
 
-def drift(fp32: onnx.ModelProto, low: onnx.ModelProto, feeds: Mapping[str, Any]) -> dict[str, float]:
-    expected, actual = (run(seeded(model), feeds, CPU) for model in (fp32, emulate(low)))
-    return {name: relative_l2(actual[name], expected[name]) for name in expected}
-
-
 def test_drift_is_that_of_fp16() -> None:
     fp32 = onnx.load(DATA / "mlp.onnx")
-    found = drift(fp32, mixed("mlp", "tf-amp"), feeds_of_mlp())
+    found = drift(fp32, mixed("mlp", "tf-amp"), feeds_of_mlp(), threads=2)
     assert set(found) == {o.name for o in fp32.graph.output}
     assert 1e-4 < max(found.values()) < 1e-2
 
@@ -329,7 +324,7 @@ def test_the_provider_alone_shows_no_drift() -> None:
     rng = np.random.default_rng(0)
     feeds = {t: rng.standard_normal(s).astype(np.float32) for t, s in (("x", (4, 8)), ("w", (8, 4)))}
     assert relative_l2(run(low, feeds, CPU)["y"], run(fp32, feeds, CPU)["y"]) == 0
-    assert drift(fp32, low, feeds)["y"] > 1e-5
+    assert drift(fp32, low, feeds, threads=2)["y"] > 1e-5
 
 
 def test_drift_draws_the_same_dropout_masks() -> None:
@@ -344,7 +339,7 @@ def test_drift_draws_the_same_dropout_masks() -> None:
     low = parser.parse_model(text.replace("DTYPE", "10").replace("WIDEN", "r = Cast<to=1>(u)"))
     for model in (fp32, low):
         model.graph.node[0].name = "mask"
-    found = drift(fp32, low, {"x": np.ones(64, np.float32)})
+    found = drift(fp32, low, {"x": np.ones(64, np.float32)}, threads=2)
     assert 0 < found["y"] < 1e-3
 
 
@@ -355,5 +350,5 @@ def test_drift_seeds_a_dropout_operator_too() -> None:
         <float half = {0.5}, bool training = {1}> {
             [drop] y = Dropout(x, half, training)
         }""")
-    found = drift(model, model, {"x": np.ones(256, np.float32)})
+    found = drift(model, model, {"x": np.ones(256, np.float32)}, threads=2)
     assert found["y"] == 0
