@@ -30,22 +30,24 @@ _PADDING = op_keys("Pad Slice")
 class Changes:
     """Differences between an FP32 graph and the mixed graph made from it."""
 
-    low: Precision  # the low precision; FP16 where nothing was lowered
+    low: Precision  # the low precision, be it one in which nothing was lowered
     low_nodes: frozenset[str]  # nodes that read or write a low tensor where the FP32 graph has an FP32 one
     removed: frozenset[str]  # casts and constants of the FP32 graph that are no longer used
     casts: tuple[OpNode, ...]
     paddings: tuple[OpNode, ...]
 
 
-def changes_between(fp32: Imported, mixed: Imported, *, title: str, with_weights: bool = True) -> Changes:
-    """Find what was changed in an FP32 graph to make a mixed one.
+def changes_between(
+    fp32: Imported, mixed: Imported, *, title: str, default: Precision, with_weights: bool = True
+) -> Changes:
+    """Find what was changed in an FP32 graph to make a mixed one, in the `default` precision if nothing was.
 
     PlanMismatchError says that it was made from another model: nodes, attributes, connections or weights
     differ.
     """
     before, after = fp32.view, mixed.view
     inserted = tuple(node for node in after.nodes if node.name not in before.node)
-    precision = _low_precision(after, before)
+    precision = _low_precision(after, before) or default
     ports = {node.name: ports_of(before.signature(node.name), precision) for node in before.nodes}
     problem = next(_differences(fp32, mixed, inserted, ports, with_weights), None)
     if problem is not None:
@@ -67,7 +69,7 @@ def changes_between(fp32: Imported, mixed: Imported, *, title: str, with_weights
     )
 
 
-def _low_precision(after: GraphView, before: GraphView) -> Precision:
+def _low_precision(after: GraphView, before: GraphView) -> Precision | None:
     """The low precision that is in the mixed graph and not in the FP32 graph."""
     new = {
         after.tensors[tensor].dtype
@@ -75,7 +77,7 @@ def _low_precision(after: GraphView, before: GraphView) -> Precision:
         for tensor in (*node.inputs, *node.outputs)
         if tensor and (tensor not in before.tensors or before.tensors[tensor].dtype == FLOAT)
     }
-    return next((low for low in low_precisions() if low.onnx_dtype in new), Precision.FP16)
+    return next((low for low in low_precisions() if low.onnx_dtype in new), None)
 
 
 def _is_lowered(

@@ -24,7 +24,7 @@ from campo_onnx.optimize.values.ranges import DeclaredRange
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import problem_of
 from campo_onnx.runtime.api import LoadSettings
-from campo_onnx.runtime.registry import load, machine, runtimes_for
+from campo_onnx.runtime.registry import default_precision, load, machine, runtimes_for
 from campo_onnx.targets.detect import resolve_target
 from campo_onnx.targets.roofline import copy_us, node_time
 from campo_onnx.targets.target import Target
@@ -80,7 +80,9 @@ class CheckContext:
         if self.plan is None or not self.plan_fits:
             return None
         planned = import_model(rewrite(self.fp32, self.plan), self.policy.dims)
-        changes = changes_between(self.fp32, planned, title="the baseline", with_weights=False)
+        changes = changes_between(
+            self.fp32, planned, title="the baseline", default=self.changes.low, with_weights=False
+        )
         return Baseline(
             casts=len(changes.casts), step_us=predicted_us(self.problem, changes, planned.view, self.target)
         )
@@ -110,8 +112,8 @@ def context_of(fp32: Imported, mixed: Imported, policy: Policy, *, title: str) -
         fp32 = _as_planned(fp32, _target_of(plan, mixed), policy)
     if mixed.stamp is not None:
         fp32 = widened(fp32, Precision(mixed.stamp.low), policy.dims)
-    changes = changes_between(fp32, mixed, title=title)
     target = _as_it_runs(policy.target or _target_of(plan, mixed), plan, mixed)
+    changes = changes_between(fp32, mixed, title=title, default=default_precision(target.runtime.name))
     if plan is not None and plan.runtime != target.runtime.name:
         raise PlanMismatchError(
             f"the baseline {policy.baseline} is for {plan.runtime}, the check for {target.runtime.name}",

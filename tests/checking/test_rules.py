@@ -19,6 +19,7 @@ from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import optimize
+from campo_onnx.runtime.registry import default_precision, runtimes_for
 from campo_onnx.targets.target import target
 from tests.checking.conftest import checked, red
 
@@ -229,6 +230,16 @@ def test_a_plan_for_another_runtime_is_refused(step):
     step.baseline.write_text(replace(plan, runtime="openvino").to_json())
     with pytest.raises(PlanMismatchError, match="is for openvino, the check for onnxruntime"):
         checked(step, baseline=step.baseline, target=target("v100"))
+
+
+@pytest.mark.parametrize("runtime", [runtime.name for runtime in runtimes_for("cpu")])
+def test_a_graph_that_stayed_in_fp32_is_checked_for_the_runtime_it_was_planned_for(step, runtime):
+    options = Options(
+        target=target("cpu", runtime), lists=preset("campo"), low=default_precision(runtime), strategy="fp32"
+    )
+    export_model(optimize(step.fp32, options).model, step.mixed)
+    assert not red(checked(step))
+    assert not red(checked(step, target=options.target))
 
 
 def test_casts_is_red_beyond_the_limit(made):
