@@ -2,7 +2,8 @@
 
 import math
 import random
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Container, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,9 +23,10 @@ class Formula:
     prefix: str = ""
     is_computed: bool = False
     steps: list[Step] = field(default_factory=list)
-    values: dict[str, Array] = field(default_factory=dict)
+    values: MutableMapping[str, Array] = field(default_factory=dict)
     inputs: dict[str, Array] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
+    body: "Formula | None" = None
 
     def __post_init__(self) -> None:
         self.draw = np.random.default_rng(self.rng.getrandbits(32))
@@ -101,7 +103,11 @@ class Formula:
         captures: tuple[str, ...] = (),
         **attributes: Any,
     ) -> "Tensor":
-        """Add a node and compute its first output; nobody reads the others."""
+        """Add a node, to the body that is being written if there is one; nobody reads its further outputs."""
+        if self.body is not None:
+            return self.body.node(
+                op, *reads, compute=compute, unread=unread, captures=captures, **attributes
+            )
         tensors = [r if isinstance(r, Tensor) else self.constant(np.float32(r)) for r in reads]
         names = tuple(t.name for t in tensors)
         makes = f"{self.prefix}t{len(self.steps)}"
@@ -118,8 +124,10 @@ class Formula:
         body = Formula(self.rng, prefix=f"{self.prefix}body{len(self.steps)}_")
         state = body._named(f"{body.prefix}state", self.values[start.name], body.inputs)
         row = body._named(f"{body.prefix}row", self.values[rows.name][0], body.inputs)
-        body.values = {**self.values, **body.values}
+        body.values = ChainMap(body.values, self.values)
+        self.body = body
         result = turn(state, row)
+        self.body = None
 
         read = dict.fromkeys(name for step in body.steps for name in (*step.reads, *step.captures))
         captures = tuple(name for name in read if name in self.values)
