@@ -169,6 +169,10 @@ def powered(a: ValueRange, exponent: ValueRange) -> ValueRange:
     """A ** exponent."""
     if exponent.varies or exponent.lowest != exponent.highest:
         like = _inherited(a, exponent, keeps_integers=False)
+        if not a.varies and a.lowest == a.highest > 0.0:
+            ends = exponent.lowest, exponent.highest, exponent.expected_lowest, exponent.expected_highest
+            first, last, *expected = (_raised(a.lowest, x) for x in ends)
+            return made(*sorted((first, last)), *sorted(expected), like=like)
         return made(0.0 if a.lowest >= 0.0 else -INFINITY, INFINITY, -1.0, 1.0, like=like)
     power = exponent.lowest
     if power == 2.0:
@@ -184,11 +188,7 @@ def _power(a: ValueRange, power: float) -> ValueRange:
     """A ** power for a positive power."""
 
     def raised(x: float) -> float:
-        sign = -1.0 if x < 0.0 and power.is_integer() and power % 2.0 else 1.0
-        try:
-            return sign * math.pow(abs(x), power)
-        except OverflowError:
-            return sign * INFINITY
+        return math.copysign(_raised(abs(x), power), x if power.is_integer() and power % 2.0 else 1.0)
 
     ends = [raised(a.lowest), raised(a.highest)]
     expected = [raised(a.expected_lowest), raised(a.expected_highest)]
@@ -204,6 +204,13 @@ def _power(a: ValueRange, power: float) -> ValueRange:
         smallest=raised(a.smallest),
         like=replace(a, is_integer=a.is_integer and whole),
     )
+
+
+def _raised(base: float, power: float) -> float:
+    try:
+        return math.pow(base, power)
+    except OverflowError:
+        return INFINITY
 
 
 def root(a: ValueRange) -> ValueRange:

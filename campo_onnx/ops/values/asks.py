@@ -17,6 +17,7 @@ _FLOATS = frozenset(
 _PLACE = Need(is_place=True)
 _FEW_TURNS = 8.0
 _BELOW_ONE = 0.5
+_CUBE = 3.0
 
 
 def logarithm(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
@@ -32,9 +33,9 @@ def divisor(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
 
 
 def power(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
-    """A power makes the relative error larger by its exponent."""
+    """A power makes the relative error larger by its exponent; a square or a cube is a product."""
     exponent = known_at(inputs, 1)
-    if exponent.varies or 0.0 <= exponent.lowest <= exponent.highest <= 1.0:
+    if exponent.varies or 0.0 <= exponent.lowest <= exponent.highest <= _CUBE:
         return NOTHING
     return {0: Need(relative=tolerance / max(exponent.bound, 1.0))}
 

@@ -126,8 +126,11 @@ def rooted(signature: Signature, inputs: Ranges, result: ValueRange, need: Need)
 
 
 def powered(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
-    """The base of a power."""
-    exponent = known_at(inputs, 1)
+    """The base of a power, or the exponent of a constant."""
+    base, exponent = known_at(inputs, 0), known_at(inputs, 1)
+    if not base.varies and base.lowest > 0.0:
+        growth = max(abs(math.log(base.lowest)), abs(math.log(base.highest))) or 1.0
+        return {1: replace(need, relative=0.0, absolute=max(need.relative, need.absolute) / growth)}
     if exponent.varies or not exponent.bound:
         return {0: need}
     if exponent.highest < 0.0:
@@ -162,8 +165,19 @@ def decided(signature: Signature, inputs: Ranges, result: ValueRange, need: Need
     return dict.fromkeys(range(len(inputs)), EXACT) if need.is_place else NOTHING
 
 
+def summed_by_ones(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
+    """A sum of one factor, where the other is one constant."""
+    constants = [i for i, r in enumerate(inputs[:2]) if r is not None and not r.varies]
+    if len(constants) != 1 or known_at(inputs, constants[0]).lowest != known_at(inputs, constants[0]).highest:
+        return NOTHING
+    summed = 1 - constants[0]
+    return {summed: reduced(signature, inputs[summed : summed + 1], result, need)[0]}
+
+
 def contracted(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
-    """An outer product, coordinates times a small matrix; other products set their own accuracy."""
+    """A sum, an outer product, coordinates times a small matrix; other products set their own accuracy."""
+    if needs := summed_by_ones(signature, inputs, result, need):
+        return needs
     shape = shape_of(signature, 0)
     if not shape or len(signature.inputs) < 2:
         return NOTHING
@@ -227,6 +241,7 @@ _BY_RULE: tuple[tuple[PassRule, str], ...] = (
     (logarithm, "Log ReduceLogSum"),
     (whole_steps, "Ceil Floor Round"),
     (decided, "Equal Greater GreaterOrEqual Hardmax Less LessOrEqual Sign"),
+    (summed_by_ones, "Conv"),
     (contracted, "Einsum Gemm MatMul com.microsoft:FusedMatMul"),
 )
 

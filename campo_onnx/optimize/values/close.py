@@ -14,6 +14,7 @@ from campo_onnx.optimize.values.functions import Functions
 from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.linear import LinearForms
 from campo_onnx.optimize.values.positions import raw_inputs
+from campo_onnx.optimize.values.signs import Signs
 from campo_onnx.optimize.values.sum_ops import (
     MOVES,
     MOVES_AND_SIGNS,
@@ -31,7 +32,7 @@ _OF_STATISTICS = (
     | op_keys("Clip Exp GatherElements GatherND Log Max Min Pow Reciprocal Relu Softplus Sqrt")
 )
 _BENDS = op_keys("ArgMax ArgMin")
-_TELLS_APART = op_keys("ArgMax ArgMin LogSoftmax ReduceLogSumExp Softmax Sub TopK")
+_TELLS_APART = op_keys("ArgMax ArgMin LogSoftmax ReduceLogSumExp Softmax TopK")
 _KEEPING_SIGNS = MOVES | SUMS_OF_FEW - op_keys("Sub") | PARTS | op_keys("Max Min")
 _BOTH = frozenset({-1, 1})
 _INTEGERS = frozenset(
@@ -80,13 +81,15 @@ class _Close:
         self._forms = LinearForms(values.view)
         self._forward = {node.name for node in values.forward_nodes}
         self._statistics: set[str] = set()
-        self._signs: dict[str, frozenset[int]] = {}
-        self._functions = Functions(values.view)
+        self._of_terms: dict[str, frozenset[int]] = {}
+        self._signs = Signs(values)
+        self._functions = Functions(values, self._signs)
 
     def need(self, node: OpNode) -> Need | None:
         """Accuracy that a node asks of all its inputs."""
         view = self._view
         varying = [t for t in node.inputs if view.is_float32(t) and not view.is_constant(t)]
+        self._signs.follow(node)
         cancels = self._forms.add(node) and len(set(node.inputs)) > 1  # x - x tells NaN from numbers
         meets = self._functions.meet(node)
         is_variance = meets and self._functions.are_sums(varying)  # in a backward pass, too: computed again
@@ -99,8 +102,9 @@ class _Close:
                 need = Need(is_place=True) if meets and self._functions.is_remainder(node) else EXACT
             if self._is_statistic(node, varying):
                 self._statistics.update(t for t in node.outputs if t)
-                self._signs[node.outputs[0]] = self._signs_of(node, varying)
-        if varying and self._of_data.issuperset(varying) and self._functions.are_placed(node):
+                self._of_terms[node.outputs[0]] = self._signs_of(node, varying)
+        is_sum = summed_input(node, view) is not None
+        if varying and self._of_data.issuperset(varying) and (is_sum or self._functions.are_placed(node)):
             self._of_data.update(filter(view.is_float32, node.outputs))
         return need
 
@@ -113,14 +117,15 @@ class _Close:
 
     def _tells_apart_far_from_zero(self, node: OpNode, varying: list[str]) -> bool:
         """Whether values that lie close together, far from zero, are centered or told apart: ``x + 500``."""
-        if node.op not in _TELLS_APART:
+        is_difference = self._signs.is_difference(node)
+        if not is_difference and node.op not in _TELLS_APART:
             return False
         ranges = self._values.of(varying)
         are_far = any(map(self._forms.is_far_from_zero, varying))
         if are_far or any(
             r.magnitude > _ROUNDINGS * (r.expected_highest - r.expected_lowest) for r in ranges
         ):
-            return len(varying) > 1 or node.op.label != "Sub" or self._leaves_little(node)
+            return len(varying) > 1 or not is_difference or self._leaves_little(node)
         return False
 
     def _leaves_little(self, node: OpNode) -> bool:
@@ -139,9 +144,9 @@ class _Close:
         if not all(t in self._statistics or t in self._raw for t in varying):
             return False
         constants = [self._values.range(t) for t in node.inputs if t not in varying]
-        if node.op.label == "Sub":
+        if self._signs.is_difference(node):
             return not any(r.lowest == r.highest == 0.0 for r in constants)
-        return any(r.highest < 0.0 for r in constants) or self._signs_of(node, varying) >= _BOTH
+        return self._signs_of(node, varying) >= _BOTH
 
     def _signs_of(self, node: OpNode, varying: list[str]) -> frozenset[int]:
         """The signs of the terms that a statistic sums up, as far as they are proved."""
@@ -150,14 +155,14 @@ class _Close:
             return frozenset({1 if result.lowest >= 0.0 else -1})
         if node.op not in _KEEPING_SIGNS:
             return frozenset()
-        return frozenset().union(*(self._signs.get(t, frozenset()) for t in varying))
+        return frozenset().union(*(self._of_terms.get(t, frozenset()) for t in varying))
 
     def _is_of_data(self, node: OpNode, varying: list[str]) -> bool:
         """Whether a node subtracts, bends or compares only data that nothing has rounded yet."""
         view = self._view
         if node.op.label == "Div":
             return node.inputs[1] in varying and not self._raw.isdisjoint(varying)
-        if node.op.label == "Sub" and len(varying) == 2 and self._of_data.issuperset(varying):
+        if self._signs.is_difference(node) and len(varying) == 2 and self._of_data.issuperset(varying):
             return True
         if not varying or not self._raw.issuperset(varying):
             return False

@@ -4,17 +4,20 @@ from collections.abc import Iterable, Sequence
 
 from onnx import TensorProto
 
-from campo_onnx.ir.view import GraphView, OpNode
+from campo_onnx.ir.view import OpNode
 from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.registry import current, having
 from campo_onnx.ops.spec import Family
 from campo_onnx.ops.values.traits import Trait
+from campo_onnx.optimize.values.graph_values import GraphValues
+from campo_onnx.optimize.values.signs import Signs
 from campo_onnx.optimize.values.sum_ops import (
     MOVES,
     MOVES_AND_SIGNS,
     PARTS,
     SCALES,
     SUMS_OF_FEW,
+    adds_up,
     summed_input,
 )
 
@@ -39,8 +42,8 @@ class Functions:
     difference of functions of the same values may cancel it.
     """
 
-    def __init__(self, view: GraphView) -> None:
-        self._view, self._specs = view, current()
+    def __init__(self, values: GraphValues, signs: Signs) -> None:
+        self._values, self._view, self._specs, self._signs = values, values.view, current(), signs
         self._sources: dict[str, frozenset[str]] = {}
         self._rounded: set[str] = set()
         self._bent: set[str] = set()
@@ -64,6 +67,11 @@ class Functions:
         whole, part = (self._view.tensors[t].elements or 0 for t in (node.inputs[0], node.outputs[0]))
         return 2 * part > whole
 
+    def _is_larger(self, result: str, tensors: Sequence[str]) -> bool:
+        """Whether a result is larger than all it is computed of: sums of rows times sums of columns."""
+        size, *sizes = (self._view.tensors[t].elements or 0 for t in (result, *tensors))
+        return size > max(sizes)
+
     def are_sums(self, tensors: Iterable[str]) -> bool:
         """Whether tensors are sums, extremes, or computed of these alone."""
         return self._summed.issuperset(tensors)
@@ -80,12 +88,13 @@ class Functions:
         if not varying or not outputs:
             return False
         self._follow_parts(node, varying, outputs)
-        is_sum = node.op in _EXTREMES or summed_input(node, view) is not None
+        is_sum = node.op in _EXTREMES or summed_input(node, view) is not None or adds_up(node, self._values)
         if not is_sum and not self.are_placed(node):
             return False
-        if is_sum or self._summed.issuperset(varying):
+        is_of_sums = self._summed.issuperset(varying)
+        if is_sum or (is_of_sums and not self._is_larger(outputs[0], varying)):
             self._summed.update(outputs)
-        elif not self._summed.isdisjoint(varying) and node.op not in SCALES:
+        elif not is_of_sums and not self._summed.isdisjoint(varying) and node.op not in SCALES:
             return False  # a mean is no projection
         sources = [self._sources.get(t, frozenset({t})) for t in varying]
         every = frozenset[str]().union(*sources)
@@ -117,11 +126,15 @@ class Functions:
 
     def _are_close(self, node: OpNode, varying: Sequence[str], sources: Sequence[frozenset[str]]) -> bool:
         """Whether the terms of a sum may cancel."""
-        is_difference = node.op.label == "Sub"
+        is_difference = self._signs.is_difference(node)
         if len(varying) == 1:
-            term, is_left = varying[0], varying[0] == node.inputs[0]
-            is_close = term in self._ratios or (term in self._bent and (is_left or term not in self._gates))
-            return is_difference and is_close and self._view.scalar(node.inputs[is_left]) != 0.0
+            term = varying[0]
+            is_last = term == node.inputs[1]
+            is_taken = self._signs.is_negative(term) != (is_last and node.op.label == "Sub")
+            constant = self._view.scalar(node.inputs[not is_last])
+            is_share = is_taken and term in self._gates and abs(constant or 1.0) >= 1.0  # 1 - sigmoid(x)
+            is_close = term in self._ratios or (term in self._bent and not is_share)
+            return is_difference and is_close and constant != 0.0
         if len(varying) > 2 or varying[0] == varying[1]:
             return False
         a, b = varying
@@ -134,7 +147,8 @@ class Functions:
 
     def _is_twice(self, a: str, b: str, *sources: frozenset[str]) -> bool:
         """Whether both are one function, bent, of partly the same values: ``exp(-r * t) - exp(-s * t)``."""
-        op, other = (self._view.producer[t].op if t in self._view.producer else None for t in (a, b))
+        producers = [self._view.producer.get(self._view.origin(t, MOVES_AND_SIGNS)) for t in (a, b)]
+        op, other = (None if node is None else node.op for node in producers)
         is_bend = op is not None and op == other and op not in _LINEAR | _SCALES
         return is_bend and not sources[0].isdisjoint(sources[1])
 

@@ -7,7 +7,7 @@ from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.registry import having
 from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.values.graph_values import GraphValues
-from campo_onnx.optimize.values.sum_ops import MOVES_AND_SIGNS, SCALES, is_root, squared
+from campo_onnx.optimize.values.sum_ops import MOVES, MOVES_AND_SIGNS, SCALES, is_root, squared, summed_input
 from campo_onnx.optimize.values.walk import Labels, carried, leading_to
 
 _CARRIERS = (
@@ -56,6 +56,8 @@ class _Degrees:
         self.mixed: set[str] = set()  # products of different tensors, of two factors and more
         self._values, self._view = values, values.view
         self._degrees: dict[str, float] = {}
+        self._sums: set[str] = set()
+        self._of_sums: set[str] = set()  # products of two sums
         for node in values.forward_nodes:
             output = next((t for t in node.outputs if t), "")
             if not self._view.is_float32(output):
@@ -63,16 +65,26 @@ class _Degrees:
             degree = self._degree(node)
             self._degrees.update((t, degree) for t in node.outputs if t)
             factors = [t for t in carried(node) if self._of(t)]
+            if summed_input(node, self._view) is not None:
+                self._sums.add(output)
+            elif node.op.label == "Mul" and all(self._view.origin(t, MOVES) in self._sums for t in factors):
+                self._of_sums.add(output)
             is_new = node.op.label == "Mul" and len(factors) > 1 and squared(node, self._view) is None
             if degree >= _TWO and (is_new or (node.op in _SCALING and not self.mixed.isdisjoint(factors))):
                 self.mixed.update(node.outputs)
 
     def undone_at(self, node: OpNode) -> Iterable[str]:
-        """The products that a node divides by and divides, or takes the root of."""
+        """The products that a node divides by and divides, or takes the root of.
+
+        A product of two sums may be divided by a sum: what rows and columns say of an element.
+        """
         if is_root(node, self._view):
             return node.inputs[:1]
-        is_quotient = node.op in _DIVISIONS and self._of_products(node.inputs[-1])
-        return node.inputs if is_quotient else ()
+        if node.op not in _DIVISIONS:
+            return ()
+        divisor = self._view.origin(node.inputs[-1], MOVES)
+        is_of_sums = node.inputs[0] in self._of_sums and divisor in self._sums
+        return node.inputs if is_of_sums or self._of_products(node.inputs[-1]) else ()
 
     def _of_products(self, tensor: str) -> bool:
         """Whether a divisor is a product of different tensors, or a root of one."""

@@ -77,8 +77,9 @@ def _value_ranges(
     inputs = frozenset(view.inputs)
     defaults = {tensor.name: tensor for tensor in imported.model.graph.initializer}
     of_sizes = _of_sizes(view)
+    computed = {t for node in view.nodes if any(node.inputs) for t in node.outputs} - of_sizes
     for name, info in view.tensors.items():
-        if info.kind is TensorKind.CONSTANT or name in of_sizes:
+        if info.kind is TensorKind.CONSTANT and name not in computed:
             forward.add(name, _of_constant(name, _constant(name, imported), imported))
         elif name in declared:
             own = declared[name]

@@ -28,45 +28,65 @@ def far_reaching(values: GraphValues) -> Mapping[str, str]:
     A square overflows FP16 from 256 on: of an activation that a constant multiplies by 200, of what comes out
     of a division by a distance, of products of products.
     """
-    reached: dict[str, float] = {}
-    nodes: dict[str, str] = {}
+    search, nodes = _Sizes(values), dict[str, str]()
     for node in values.forward_nodes:
         output = next((t for t in node.outputs if t), "")
         if not values.view.is_float32(output):
             continue
-        if (reach := _reach(node, values, reached)) is not None:
-            reach = min(reach, values.range(output).bound, _MOST)
-            reached.update((t, reach) for t in node.outputs if t)
-        if tensor := next(
-            (t for t in (output, *node.inputs) if reached.get(t, 0.0) > values.low.largest), ""
-        ):
+        search.add(node, output)
+        if tensor := next((t for t in (output, *node.inputs) if search.overflows(t)), ""):
             nodes[node.name] = tensor
     return nodes
 
 
-def _reach(node: OpNode, values: GraphValues, reached: Mapping[str, float]) -> float | None:
-    """Largest size of the results; None of a node that sets their size itself."""
-    view = values.view
+class _Sizes:
+    """The largest and, of products and powers, the smallest size of tensors of unknown size."""
 
-    def of(tensor: str) -> float:
-        r = values.range(tensor)
-        if view.is_constant(tensor) or not r.varies or tensor not in view.producer:
+    def __init__(self, values: GraphValues) -> None:
+        self._values, self._view = values, values.view
+        self._largest: dict[str, float] = {}
+        self._smallest: dict[str, float] = {}
+
+    def overflows(self, tensor: str) -> bool:
+        return self._largest.get(tensor, 0.0) > self._values.low.largest
+
+    def add(self, node: OpNode, output: str) -> None:
+        if (largest := self._largest_of(node)) is not None:
+            largest = min(largest, self._values.range(output).bound, _MOST)
+            self._largest.update((t, largest) for t in node.outputs if t)
+        power = self._view.power(node)
+        if power is not None and power > 1.0:
+            self._smallest[output] = self._small(node.inputs[0]) ** min(power, _MOST_POWER)
+        elif node.op.label == "Mul":
+            self._smallest[output] = math.prod(map(self._small, node.inputs))
+
+    def _large(self, tensor: str) -> float:
+        r = self._values.range(tensor)
+        if self._view.is_constant(tensor) or not r.varies or tensor not in self._view.producer:
             return r.magnitude
-        return reached.get(tensor, min(_TAIL * r.magnitude, r.bound))
+        return self._largest.get(tensor, min(_TAIL * r.magnitude, r.bound))
 
-    inputs = [t for t in node.inputs if t]
-    if node.op.label == "Mul":
-        return of(inputs[0]) * of(inputs[1])
-    if node.op.label == "Div":
-        divisor = values.range(inputs[1])
-        if view.is_constant(inputs[1]):
-            return of(inputs[0]) / (divisor.magnitude or 1.0)
-        least = _LEAST_DIVISOR if of(inputs[1]) >= _TAIL else _LEAST_DATA
-        return of(inputs[0]) / max(divisor.lowest, -divisor.highest, least)
-    if (power := view.power(node)) is not None and power > 0.0:
-        return math.pow(min(of(inputs[0]), _MOST), min(power, _MOST_POWER))
-    if node.op in _VOLUMES:
-        return None if values.range(inputs[0]).is_bounded else _MOST
-    if node.op in _LARGEST:
-        return max((of(t) for t in inputs if view.is_float32(t)), default=None)
-    return None
+    def _small(self, tensor: str) -> float:
+        r = self._values.range(tensor)
+        if self._view.is_constant(tensor) or not r.varies:
+            return r.magnitude or 1.0
+        usual = _LEAST_DIVISOR if self._large(tensor) >= _TAIL else _LEAST_DATA
+        return max(r.lowest, -r.highest, self._smallest.get(tensor, usual), 1.0 / _MOST)
+
+    def _largest_of(self, node: OpNode) -> float | None:
+        """Largest size of the results; None of a node that sets their size itself."""
+        inputs = [t for t in node.inputs if t]
+        if node.op.label == "Mul":
+            return math.prod(map(self._large, inputs))
+        if node.op.label == "Div":
+            return self._large(inputs[0]) / self._small(inputs[1])
+        power = -1.0 if node.op.label == "Reciprocal" else self._view.power(node)
+        if power is not None and power < 0.0:
+            return math.pow(self._small(inputs[0]), max(power, -_MOST_POWER))
+        if power:
+            return math.pow(min(self._large(inputs[0]), _MOST), min(power, _MOST_POWER))
+        if node.op in _VOLUMES:
+            return None if self._values.range(inputs[0]).is_bounded else _MOST
+        if node.op in _LARGEST:
+            return max((self._large(t) for t in inputs if self._view.is_float32(t)), default=None)
+        return None

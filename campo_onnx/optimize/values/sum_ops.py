@@ -85,8 +85,7 @@ def summed_input(node: OpNode, view: GraphView) -> str | None:
     """The tensor that a node sums over many values; None where it is not such a sum."""
     if node.op in _SCATTERS:
         return node.inputs[2] if node.attributes.get("reduction") in ("add", b"add") else None
-    is_einsum = node.op.label == "Einsum" and len(node.inputs) == 1
-    return node.inputs[0] if (node.op in SUMS or is_einsum) and _is_sum(node, view) else None
+    return node.inputs[0] if node.op in SUMS and _is_sum(node, view) else None
 
 
 def is_mean(node: OpNode) -> bool:

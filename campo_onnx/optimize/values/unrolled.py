@@ -19,6 +19,7 @@ from campo_onnx.ir.view import GraphView, OpNode, TensorInfo, TensorKind
 from campo_onnx.ops.key import OpKey, op_keys
 from campo_onnx.ops.values.need import EXACT, Need, Needs
 from campo_onnx.optimize.values.loops import accumulating_outputs, factors_of_states, growing_outputs
+from campo_onnx.optimize.values.normal_form import in_normal_form
 
 _CONTROL_FLOW = op_keys("If Loop Scan")
 _CHOICE, _ROW = OpKey("", "Where"), OpKey("", "Gather")
@@ -55,10 +56,11 @@ class Unrolled:
 def unrolled(imported: Imported) -> Unrolled:
     """Put the bodies of a graph in the place of their nodes.
 
-    A graph without any stays as it is.
+    All of it is brought into the normal form.
     """
     if not any(map(_has_bodies, imported.model.graph.node)):
-        return Unrolled(imported=imported)
+        view = in_normal_form(imported.view, imported.model.graph.node)
+        return Unrolled(imported=imported if view is imported.view else replace(imported, view=view))
     copy = _Copy()
     copy.add_graph(imported.model.graph, imported.view, {}, "")
     view = replace(
@@ -89,6 +91,7 @@ class _Copy:
 
     def add_graph(self, graph: GraphProto, view: GraphView, named: Mapping[str, str], prefix: str) -> None:
         """Add the nodes of a graph, whose tensors are called as `named` says, else with a prefix."""
+        view = in_normal_form(view, graph.node)
 
         def called(tensor: str) -> str:
             return tensor and named.get(tensor, prefix + tensor)

@@ -105,7 +105,7 @@ def _from_probabilities(
     for node in view.nodes if leads_on else ():
         outputs = [t for t in node.outputs if t in leads_on]
         source = tensors.first(node.inputs)
-        if outputs and node.op in _PROBABILITIES:
+        if outputs and _comes_near_zero(node, view):
             source = outputs[0]
         elif not source or not (node.op in ends or (outputs and node.op in _CARRIERS)):
             continue
@@ -114,12 +114,17 @@ def _from_probabilities(
     return nodes
 
 
+def _comes_near_zero(node: OpNode, view: GraphView) -> bool:
+    """Whether a node gives exponentials or shares; ``2 ** x`` is one."""
+    return node.op in _PROBABILITIES or (node.op.label == "Pow" and view.is_constant(node.inputs[0]))
+
+
 def _small(view: GraphView) -> frozenset[str]:
     """Probabilities, what they lack to a constant, products of them, and slopes of a tanh."""
     small: set[str] = set()
     for node in view.nodes:
         inputs = [t for t in node.inputs if t]
-        if node.op in _PROBABILITIES:
+        if _comes_near_zero(node, view):
             is_small = True
         elif node.op.label == "Mul":
             is_small = small.issuperset(inputs)
