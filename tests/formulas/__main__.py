@@ -19,6 +19,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first of COUNT seeds")
     parser.add_argument("--out", type=Path, default=Path("formulas_out"))
     parser.add_argument("--rules-alone", action="store_true", help="try no plan on data before it is run")
+    parser.add_argument("--reworded", type=float, default=0.0, help="the share of nodes in other words")
     options = parser.parse_args()
     trials = (Tried.NOTHING,) if options.rules_alone else tuple(Tried)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -31,7 +32,7 @@ def main() -> int:
             if seed in done:
                 continue
             try:
-                row = outcome_of(seed, trials)
+                row = outcome_of(seed, trials, reworded_share=options.reworded)
             except Exception as error:  # one formula must not stop the run
                 row = {"seed": seed, "outcome": f"BROKEN {type(error).__name__}: {str(error)[:160]}"}
             rows.append(row)

@@ -105,9 +105,7 @@ class Formula:
     ) -> "Tensor":
         """Add a node, to the body that is being written if there is one; nobody reads its further outputs."""
         if self.body is not None:
-            return self.body.node(
-                op, *reads, compute=compute, unread=unread, captures=captures, **attributes
-            )
+            return self.body.node(op, *reads, compute=compute, unread=unread, captures=captures, **attributes)
         tensors = [r if isinstance(r, Tensor) else self.constant(np.float32(r)) for r in reads]
         names = tuple(t.name for t in tensors)
         makes = f"{self.prefix}t{len(self.steps)}"

@@ -35,6 +35,7 @@ from tests.formulas import (
     training,
 )
 from tests.formulas.formula import Formula, Tensor
+from tests.formulas.rewording import reworded
 from tests.formulas.step import Array
 from tests.random_graphs.builder import run
 
@@ -79,10 +80,13 @@ TEMPLATES: Mapping[str, Template] = {k: v for module in _MODULES for k, v in _of
 _ROUNDED: Mapping[Precision, Any] = {Precision.FP16: np.float16, Precision.BF16: ml_dtypes.bfloat16}
 
 
-def outcome_of(seed: int, trials: Sequence[Tried] = tuple(Tried), template: str = "") -> dict[str, Any]:
+def outcome_of(
+    seed: int, trials: Sequence[Tried] = tuple(Tried), template: str = "", reworded_share: float = 0.0
+) -> dict[str, Any]:
     """Draw a formula, its data and how it is planned; optimize it; hold every trial against the oracle.
 
     A plan that a trial leaves as it was is not run again. The seed chooses the template where none is named.
+    A share of the nodes may be written in other words.
 
     Returns
     -------
@@ -95,7 +99,7 @@ def outcome_of(seed: int, trials: Sequence[Tried] = tuple(Tried), template: str 
     strategy = rng.choice(("optimal", "optimal", "torch-amp", "fine-grained"))
     row: dict[str, Any] = {"seed": seed, "template": name, "strategy": strategy, "low": low.value}
     formula = Formula(rng, is_computed=rng.random() < COMPUTED)
-    output = TEMPLATES[name](formula)
+    output = reworded(TEMPLATES[name](formula), reworded_share)
     model = formula.model([output])
     exact = formula.values[output.name]
     fp32 = run(model, formula.inputs)[output.name]

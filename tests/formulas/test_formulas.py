@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.formulas.oracle import RIGHT, TEMPLATES, outcome_of
+from tests.formulas.oracle import RIGHT, TEMPLATES, Tried, outcome_of
 
 WRONG_BY_RULES_ONCE = (
     ("densities.preconditioned", 1595),
@@ -35,4 +35,10 @@ def test_a_formula_is_right_or_fp32(seed: int) -> None:
 @pytest.mark.parametrize(("template", "seed"), WRONG_BY_RULES_ONCE)
 def test_what_was_wrong_by_rules_once_is_right(template: str, seed: int) -> None:
     row = outcome_of(seed, template=template)
+    assert row["outcome"] in RIGHT, row
+
+
+@pytest.mark.parametrize("seed", range(0, len(TEMPLATES), 4))
+def test_a_formula_in_other_words_is_right_or_fp32(seed: int) -> None:
+    row = outcome_of(seed, (Tried.NOTHING,), reworded_share=0.1)
     assert row["outcome"] in RIGHT, row
