@@ -36,7 +36,7 @@ def repair(graph: Any) -> None:
         elif node.get_type_name() in ("ReduceMax", "ReduceMin") and node.get_element_type().is_real():
             _keep_infinity(node)
         elif node.get_type_name() in _CONVOLUTIONS:
-            _lengthen_kernel(node)
+            _repair_convolution(node)
     folding = ov.passes.Manager()
     folding.register_pass(ov.passes.ConstantFolding())
     folding.run_passes(graph)
@@ -94,16 +94,13 @@ def _keep_infinity(node: Any) -> None:
     is_maximum, kind = node.get_type_name() == "ReduceMax", node.get_element_type()
     reduce = ov.opset13.reduce_max if is_maximum else ov.opset13.reduce_min
     sign = -1.0 if is_maximum else 1.0
-
-    def number(value: float) -> Any:
-        return ov.opset13.convert(ov.opset13.constant(np.float32(value)), kind)
-
-    half = ov.opset13.multiply(node.input_value(0), number(0.5))
+    half = ov.opset13.multiply(node.input_value(0), _numbers(kind, 0.5))
     extreme = reduce(half, node.input_value(1), node.get_attributes()["keep_dims"])
-    is_beyond = ov.opset13.greater(ov.opset13.multiply(extreme, number(sign)), number(_BEYOND))
-    whole = ov.opset13.multiply(extreme, number(2.0))
+    size = ov.opset13.multiply(extreme, _numbers(kind, sign))
+    is_beyond = ov.opset13.greater(size, _numbers(kind, _BEYOND))
+    whole = ov.opset13.multiply(extreme, _numbers(kind, 2.0))
     name = node.get_friendly_name()
-    _replace(node, ov.opset13.select(is_beyond, number(sign * np.inf), whole))
+    _replace(node, ov.opset13.select(is_beyond, _numbers(kind, sign * np.inf), whole))
     extreme.set_friendly_name(name)
 
 
@@ -114,32 +111,40 @@ def _has_tiles() -> bool:
     return processor is None or "amx_bf16" in processor.features
 
 
-def _lengthen_kernel(node: Any) -> None:
-    """Add zeros to the end of a convolution's kernel where the plugin computes something else without them.
+def _repair_convolution(node: Any) -> None:
+    """Write a convolution in a form that the plugin computes rightly.
 
+    It ends the process where a window reads nothing but padding, and in BF16 is wrong over groups of images
+    of one plane: there padding becomes zeros of the data. Elsewhere zeros are added to the end of the kernel.
     The stride of a kernel of one number moves to the convolution or pool before it, pads or not, which then
-    takes other numbers. The code for AMX goes wrong in BF16: where each row of the result is one column, it
-    takes the stride for the distance between rows; where channels are few it multiplies a whole row of the
-    kernel at once, and if that fills tiles, weights are laid out otherwise than it reads them.
+    takes other numbers. Where each row of the result is one column, on tiles or of one channel, the stride is
+    taken for the distance between rows. Where channels are few, a whole row of the kernel is multiplied at
+    once on tiles, and if it fills them, weights are laid out otherwise than they are read.
     """
     data, weights = node.input_values()
     if node.get_output_partial_shape(0).is_dynamic or weights.get_partial_shape().is_dynamic:
         return
-    runs_on_tiles = node.get_element_type() == ov.Type.bf16 and _has_tiles()
+    is_low, is_grouped = node.get_element_type() == ov.Type.bf16, node.get_type_name() == "GroupConvolution"
+    runs_on_tiles = is_low and _has_tiles()
     settings = node.get_attributes()
     strides, begins, ends = (list(settings[name]) for name in ("strides", "pads_begin", "pads_end"))
     dilations, rank = settings["dilations"], len(strides)
     channels, *kernel = weights.get_shape()[-1 - rank :]
-    *rows, columns = node.get_output_shape(0)[-rank:]
+    image, results = data.get_shape()[-rank:], node.get_output_shape(0)[-rank:]
+    is_plane = is_low and is_grouped and rank == 3 and image[0] == 1 < kernel[0]
+    if is_plane or any(map(_is_blind, image, kernel, results, strides, dilations, begins)):
+        for axis, (begin, end) in enumerate(zip(begins, ends, strict=True), start=2):
+            data = _with_zeros(data, axis, begin, end)
+        begins, ends = [0] * rank, [0] * rank
     longer = list(kernel)
-    if runs_on_tiles and columns == 1 and strides[-1] > 1 and max(rows, default=1) > 1:
+    if results[-1] == 1 and strides[-1] > 1 and max(results) > 1 and (runs_on_tiles or channels == 1):
         width = data.get_shape()[-1] + begins[-1] + ends[-1]
         longer[-1] = 1 + -(-(width - 1) // dilations[-1])
         ends[-1] += (longer[-1] - 1) * dilations[-1] + 1 - width
         strides[-1] = 1
     axes = zip(strides, begins, ends, strict=True)
     is_padded = any(stride > 1 and begin + end for stride, begin, end in axes)
-    if is_padded and set(longer) == {1} and node.get_type_name() == "Convolution":
+    if is_padded and set(longer) == {1} and not is_grouped:
         longer[-1] += 1
         ends[-1] += dilations[-1]
     axis = -1 if longer[-1] > 1 or rank == 1 else -2
@@ -150,13 +155,30 @@ def _lengthen_kernel(node: Any) -> None:
         longer[axis] += 1
         ends[axis] += 1
     if longer != kernel:
-        shape = list(weights.get_shape())
-        shape[axis] = longer[axis] - kernel[axis]
-        zeros = _constant(weights.get_element_type(), np.zeros(shape, np.float16))
-        weights = ov.opset13.concat([weights, zeros], axis)
-    if strides != settings["strides"] or longer != kernel:
+        weights = _with_zeros(weights, axis, 0, longer[axis] - kernel[axis])
+    form = strides, begins, ends
+    if longer != kernel or form != tuple(settings[name] for name in ("strides", "pads_begin", "pads_end")):
         write = getattr(ov.opset13, _CONVOLUTIONS[node.get_type_name()])
-        _replace(node, write(data, weights, strides, begins, ends, dilations))
+        _replace(node, write(data, weights, *form, dilations))
+
+
+def _with_zeros(tensor: Any, axis: int, begin: int, end: int) -> Any:
+    """Write zeros around a tensor along an axis; a Pad in front of a convolution becomes its padding."""
+
+    def zeros(size: int) -> list[Any]:
+        shape = list(tensor.get_shape())
+        shape[axis] = size
+        return [_numbers(tensor.get_element_type(), np.zeros(shape))] if size else []
+
+    parts = [*zeros(begin), tensor, *zeros(end)]
+    return ov.opset13.concat(parts, axis).output(0) if begin or end else tensor
+
+
+def _is_blind(size: int, kernel: int, results: int, stride: int, dilation: int, begin: int) -> bool:
+    """Whether a window reads nothing but padding along an axis."""
+    starts = np.arange(results) * stride - begin
+    places = starts[:, None] + np.arange(kernel) * dilation
+    return bool(((places < 0) | (places >= size)).all(axis=1).any())
 
 
 def _part_group_weights(graph: Any) -> None:
@@ -212,6 +234,11 @@ def _constant(kind: Any, values: NDArray[Any]) -> Any:
     tensor = ov.Tensor(kind, ov.Shape(list(values.shape)))
     tensor.data[...] = values
     return ov.opset13.constant(tensor)
+
+
+def _numbers(kind: Any, values: Any) -> Any:
+    """Write numbers in a type, which are folded later."""
+    return ov.opset13.convert(ov.opset13.constant(np.asarray(values, np.float32)), kind)
 
 
 def _replace(node: Any, by: Any) -> None:

@@ -1,4 +1,4 @@
-"""Convolutions in BF16 on AMX, whose code for two of their forms is wrong: they are run in others."""
+"""Convolutions of forms that the plugin computes wrongly, or crashes on: they are run in others."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,6 @@ BF16 = helper.tensor_dtype_to_np_dtype(Precision.BF16.onnx_dtype)
 COLUMN = [  # each row of the result is one column, under a stride
     ((2, 16, 10, 3), (16, 16, 3, 3), {"strides": [1, 2]}),
     ((2, 16, 10, 4), (16, 16, 3, 3), {"strides": [2, 2]}),
-    ((3, 1, 17, 8), (8, 1, 7, 7), {"strides": [2, 3], "dilations": [2, 1], "pads": [3, 1, 2, 0]}),
     ((3, 32, 20, 5), (8, 32, 7, 3), {"strides": [2, 3], "dilations": [1, 3], "pads": [3, 2, 3, 1]}),
     ((2, 16, 6, 5, 3), (16, 16, 3, 3, 3), {"strides": [1, 1, 2]}),
     ((3, 16, 7, 2), (16, 16, 3, 3), {"strides": [1, 2], "auto_pad": "SAME_UPPER"}),
@@ -35,6 +34,23 @@ VECTOR = [  # a row of the kernel, with its few channels, fills tiles
     ((2, 32, 6, 20), (32, 8, 3, 8), {"group": 4}),
     ((2, 8, 9, 8), (16, 8, 3, 8), {"strides": [1, 3], "pads": [0, 1, 0, 1]}),
 ]
+SINGLE = [  # each row of the result is one column of one channel, under a stride: wrong in any type
+    ((1, 1, 5, 8), (2, 1, 2, 7), {"strides": [1, 2]}),
+    ((3, 1, 17, 8), (8, 1, 7, 7), {"strides": [2, 3], "dilations": [2, 1], "pads": [3, 1, 2, 0]}),
+    ((2, 1, 5, 7, 6), (8, 1, 7, 4, 7), {"strides": [2, 1, 2], "pads": [2, 2, 0, 3, 0, 1]}),
+]
+BLIND = [  # a window reads nothing but padding
+    ((1, 4, 2), (16, 4, 1), {"pads": [0, 2]}),
+    ((1, 32, 5), (16, 32, 1), {"pads": [0, 4], "strides": [3]}),
+    ((2, 2, 1, 1), (32, 1, 1, 1), {"pads": [1, 1, 0, 1], "strides": [1, 2], "group": 2}),
+    ((1, 17, 1, 5), (16, 17, 2, 3), {"pads": [1, 3, 3, 3], "strides": [2, 2], "dilations": [2, 3]}),
+    ((8, 24, 1), (8, 3, 1), {"pads": [3, 3], "strides": [4], "group": 8}),
+    ((2, 1, 2, 1, 4), (1, 1, 2, 4, 3), {"pads": [3, 5, 4, 4, 4, 1], "dilations": [3, 3, 2]}),
+]
+PLANES = [  # groups of images of one plane, under a deeper kernel
+    ((3, 4, 1, 1, 3), (64, 1, 4, 2, 2), {"pads": [1, 1, 1, 2, 2, 0], "strides": [1, 3, 1], "group": 4}),
+    ((3, 12, 1, 5, 5), (4, 3, 4, 1, 3), {"pads": [0, 0, 0, 3, 0, 0], "group": 4}),
+]
 PLAIN = [
     ((2, 16, 10, 8), (16, 16, 3, 3), {"strides": [2, 2]}),
     ((2, 8, 20, 20), (16, 8, 3, 4), {}),
@@ -42,6 +58,7 @@ PLAIN = [
     ((2, 3, 20, 20), (16, 3, 3, 8), {}),
     ((4, 16, 3, 3), (16, 16, 3, 3), {"strides": [2, 2]}),
 ]
+CASES = [*COLUMN, *VECTOR, *SINGLE, *BLIND, *PLANES, *PLAIN]
 
 
 def step(data, weights, attributes, dtype):
@@ -63,7 +80,9 @@ def step(data, weights, attributes, dtype):
 
 
 @pytest.mark.usefixtures("bf16_units")
-@pytest.mark.parametrize(("data", "weights", "attributes"), [*COLUMN, *VECTOR, *PLAIN])
+@pytest.mark.parametrize(
+    ("data", "weights", "attributes"), [*COLUMN, *VECTOR, *SINGLE, *BLIND, *PLANES, *PLAIN]
+)
 def test_convolutions_in_bf16_are_right(data, weights, attributes):
     rng = np.random.default_rng(0)
     # Whole numbers, whose sums BF16 rounds once.
@@ -74,8 +93,18 @@ def test_convolutions_in_bf16_are_right(data, weights, attributes):
     assert set(program.executed().values()) == {Precision.BF16}
 
 
+@pytest.mark.parametrize(("data", "weights", "attributes"), [*SINGLE, *BLIND])
+def test_convolutions_in_fp32_are_right(data, weights, attributes):
+    rng = np.random.default_rng(0)
+    feeds = {n: rng.integers(-4, 5, s).astype(np.float32) for n, s in (("x", data), ("w", weights))}
+    values, exact = (
+        r.load(step(data, weights, attributes, 1), "cpu").run(feeds)["y"] for r in (RUNTIME, ORT)
+    )
+    np.testing.assert_array_equal(values, exact)
+
+
 @pytest.mark.parametrize("has_tiles", [True, False])
-def test_only_what_is_wrong_on_tiles_is_written_otherwise(has_tiles, monkeypatch):
+def test_only_what_is_wrong_is_written_otherwise(has_tiles, monkeypatch):
     monkeypatch.setattr(repairs, "_has_tiles", lambda: has_tiles)
 
     def is_changed(data, weights, attributes, dtype):
@@ -86,9 +115,14 @@ def test_only_what_is_wrong_on_tiles_is_written_otherwise(has_tiles, monkeypatch
 
     def settings_of(graph):
         (node,) = (n for n in graph.get_ops() if "Convolution" in n.get_type_name())
-        return node.get_attributes() | {"kernel": list(node.input_value(1).get_shape())}
+        shapes = [list(value.get_shape()) for value in node.input_values()]
+        return node.get_attributes() | {"shapes": shapes}
 
     for case in (*COLUMN, *VECTOR):
         assert is_changed(*case, 16) is has_tiles
         assert not is_changed(*case, 1)
-    assert not any(is_changed(*case, 16) for case in PLAIN)
+    for case in PLANES:
+        assert is_changed(*case, 16)
+        assert not is_changed(*case, 1)
+    assert all(is_changed(*case, dtype) for case in (*SINGLE, *BLIND) for dtype in (1, 16))
+    assert not any(is_changed(*case, dtype) for case in PLAIN for dtype in (1, 16))
