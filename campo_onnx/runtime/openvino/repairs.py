@@ -122,7 +122,7 @@ def _repair_convolution(node: Any) -> None:
     once on tiles, and if it fills them, weights are laid out otherwise than they are read.
     """
     data, weights = node.input_values()
-    if node.get_output_partial_shape(0).is_dynamic or weights.get_partial_shape().is_dynamic:
+    if any(port.get_partial_shape().is_dynamic for port in (data, weights, node.output(0))):
         return
     is_low, is_grouped = node.get_element_type() == ov.Type.bf16, node.get_type_name() == "GroupConvolution"
     runs_on_tiles = is_low and _has_tiles()
