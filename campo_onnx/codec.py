@@ -101,7 +101,8 @@ def from_json(text: str | bytes) -> Any:
     except RecursionError:
         raise DecodeError("it is nested too deeply") from None
     except ValueError as error:  # of msgspec, or a surrogate in the text
-        raise DecodeError(f"it is not JSON ({error})") from None
+        why = str(error).removeprefix("JSON is malformed: ")
+        raise DecodeError(f"it is not JSON ({why})") from None
 
 
 def from_toml(text: str | bytes) -> Any:

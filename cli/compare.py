@@ -11,7 +11,7 @@ from campo_onnx.errors import UsageError
 from .completion import complete_lists
 from .decision import GraphArguments, StrategyArguments, plain_options
 from .evidence import TargetArguments, opened_target
-from .notes import report_unmatched
+from .notes import note_arithmetic, report_unmatched
 from .options import (
     SAFETY,
     VERIFICATION,
@@ -144,6 +144,7 @@ def compare(
             this_machine(basis.target)
         decision = StrategyArguments(precision=precision, margin_us=margin_us)
         options = plain_options(basis, where, graph, decision, preset("campo"))
+        note_arithmetic(options)
         with working(f"comparing strategies on {model.name} for {basis.target.name}"):
             comparison = run_comparison(model, options, lists=chosen_lists)
         report_unmatched(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from .completion import AUTO, complete_lists
 from .decision import GraphArguments, StrategyArguments, plain_options
 from .evidence import TargetArguments, opened_target
-from .notes import note_form, report_unmatched
+from .notes import note_arithmetic, note_form, report_unmatched
 from .options import (
     SAFETY,
     VERIFICATION,
@@ -140,6 +140,7 @@ def frontier(
             imported = forms_for(exported, with_low)[0]
             if not results:
                 note_form(imported, options.target.runtime.name, model.name)
+                note_arithmetic(with_low)
             problem = problem_of(imported, with_low)
             with progressing(f"emulating {model.name} in {low.name}") as advance:
                 result = measured_frontier(

@@ -72,6 +72,19 @@ def sentence_of_form(imported: "Imported", runtime: str, title: str) -> str:
     )
 
 
+def sentence_of_arithmetic(options: "Options") -> str:
+    """Say that a device does not compute in the low precision; ``""`` where it does."""
+    if options.target.computes_in(options.low):
+        return ""
+    return f"{options.target.name} has no {options.low.value} arithmetic, so it cannot pay there."
+
+
+def note_arithmetic(options: "Options") -> None:
+    """Say that a device does not compute in the low precision."""
+    if sentence := sentence_of_arithmetic(options):
+        print_note(sentence)
+
+
 def note_form(imported: "Imported", runtime: str, title: str) -> None:
     """Note which passes brought a graph into the form that a runtime runs."""
     if sentence := sentence_of_form(imported, runtime, title):
@@ -104,8 +117,8 @@ def _of_raised(model: Path, optimized: "Optimized") -> str:
 
 def surprises(model: Path, optimized: "Optimized", options: "Options") -> Iterator[tuple[bool, str]]:
     """Yield what of a graph, or of its device, may surprise: whether it is a warning, and a sentence."""
-    if not options.target.computes_in(options.low):
-        yield False, f"{options.target.name} has no {options.low.value} arithmetic, so it cannot pay there."
+    if sentence := sentence_of_arithmetic(options):
+        yield False, sentence
     refused = optimized.refused_by(options.target)
     from campo_onnx.runtime.machine import DEFAULT
 

@@ -176,6 +176,7 @@ def test_something_else(text: str) -> None:
 @pytest.mark.parametrize("text", ["", "{", b"\xff\xfe\x00", '{"a": NaN}', "\ud800", '{"a": 1e999}'])
 def test_no_json(text: str | bytes) -> None:
     assert "d.json cannot be read: it is not JSON" in refusal(text)
+    assert "malformed" not in refusal(text)
 
 
 @pytest.mark.parametrize("text", ["[" * 1_000_000, '{"points": ' * 100_000], ids=["arrays", "objects"])

@@ -63,9 +63,6 @@ class Frontier:
         """Sentences about all plans together."""
         measured = self.sensitivities
         shown = sum(one.emulated_error is not None for one in self.plans)
-        order = (
-            "nodes leave low precision one after another" if self.is_nested else "their nodes are not nested"
-        )
         batches = f"{self.batches} batch{'es' * (self.batches > 1)}"
         told = (
             f"Errors: {len(measured.squared_errors)} roundings measured in {measured.runs} emulated steps on "
@@ -75,8 +72,14 @@ class Frontier:
             told += f", and estimated by {measured.directions} with gradients"
         if measured.together:
             told += f", {measured.together} of them together with neighbours (--runs)"
-        plans = f"{len(self.plans)} plan{'s' * (len(self.plans) > 1)}"
-        lines = [f"{plans} on the frontier, {shown} of them emulated and shown; {order}."]
+        nested = "nodes leave low precision one after another"
+        order = nested if self.is_nested else "their nodes are not nested"
+        if len(self.plans) > 1:
+            lines = [f"{len(self.plans)} plans on the frontier, {shown} of them emulated and shown; {order}."]
+        else:
+            only = self.plans[0]
+            than = "it, and rounding changes nothing in it" if only.low_nodes else "FP32"
+            lines = [f"No plan in {only.low.name} is predicted to be faster than {than}."]
         lines.append(f"{told}.")
         if factors := sorted(self.factors):
             lines.append(

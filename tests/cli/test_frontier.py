@@ -45,6 +45,16 @@ def test_the_frontier_as_json(program, batch, capsys):
         assert point["emulated_error"] is not None
 
 
+@pytest.mark.parametrize("command", ["frontier", "compare"])
+def test_a_device_without_low_arithmetic_is_told(program, capsys, command):
+    words = ("--runs", 1, "--emulated", 2) if command == "frontier" else ()
+    mlp = GRAPH.with_name("mlp.onnx")
+    assert program(command, mlp, "--device", "cpu", "--costs", "datasheet", *words) == 0
+    printed = capsys.readouterr()
+    assert "cpu has no fp16 arithmetic, so it cannot pay there." in printed.err
+    assert ("No plan in FP16 is predicted to be faster than FP32." in printed.out) is bool(words)
+
+
 def test_the_frontier_as_table_and_picture(program, batch, capsys, tmp_path):
     pytest.importorskip("matplotlib")
     plot = tmp_path / "frontier.svg"
