@@ -54,8 +54,6 @@ class DecodeError(ValueError):
 def to_plain(value: Any) -> Any:
     """Turn a value into strings, numbers, lists and dicts: dataclasses by field, enums by value.
 
-    Examples
-    --------
     >>> from types import MappingProxyType
     >>> to_plain({"sizes": (1, 2), "shares": MappingProxyType({"a": 0.5})})
     {'sizes': (1, 2), 'shares': {'a': 0.5}}
@@ -66,8 +64,6 @@ def to_plain(value: Any) -> Any:
 def fingerprint(value: Any) -> str:
     """Digest of a value, the same in every process: sets and mappings count in sorted order.
 
-    Examples
-    --------
     >>> fingerprint({"a": frozenset({"x", "y"}), "b": 1}) == fingerprint({"b": 1, "a": frozenset({"y", "x"})})
     True
     >>> fingerprint({"a": 1}) == fingerprint({"a": 2})
@@ -80,8 +76,6 @@ def fingerprint(value: Any) -> str:
 def from_plain(plain: Any, kind: type[T]) -> T:
     """Turn plain values into a type.
 
-    Examples
-    --------
     >>> from_plain([1, "2"], tuple[int, ...])
     Traceback (most recent call last):
     campo_onnx.codec.DecodeError: [1]: expected `int`, got `str`
@@ -134,8 +128,6 @@ def to_json(document: Mapping[str, Any], rows: tuple[str, ...] = ()) -> str:
 
     Raises ValueError if a number is not finite: JSON has no word for it.
 
-    Examples
-    --------
     >>> print(to_json({"points": [{"x": 1}, {"x": 2}], "unit": "us"}, rows=("points",)))
     {
      "unit": "us",

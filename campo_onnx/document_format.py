@@ -19,8 +19,6 @@ _HEAD = ("kind", "format_version")
 def headed(kind: str, version: int, fields: Document) -> Document:
     """Put before the fields of a document what every document of this package begins with.
 
-    Examples
-    --------
     >>> headed("campo-onnx comparison", 1, {"strategies": []})
     {'kind': 'campo-onnx comparison', 'format_version': 1, 'strategies': []}
     """
@@ -30,8 +28,6 @@ def headed(kind: str, version: int, fields: Document) -> Document:
 def to_report(kind: str, version: int, fields: Mapping[str, Any]) -> str:
     """Write a result that only other programs read: headed, and null where a number is not finite.
 
-    Examples
-    --------
     >>> from math import inf
     >>> print(to_report("campo-onnx frontier", 1, {"error": inf}), end="")
     {

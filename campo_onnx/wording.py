@@ -9,8 +9,6 @@ _SHOWN_AS_CODES = ("Cc", "Cf", "Cs", "Zl", "Zp")
 def visible(text: str) -> str:
     r"""Show what a terminal would obey, or nobody would see, as an escape sequence of Python.
 
-    Examples
-    --------
     >>> print(visible("relu\x1b[2J\n\u202e"))
     relu\x1b[2J\n\u202e
     """
@@ -31,8 +29,6 @@ _BASES = {
 def cost_basis(source: str) -> str:
     """Say what predicted times rest on.
 
-    Examples
-    --------
     >>> cost_basis("datasheet")
     'estimate from public figures'
     """
@@ -42,8 +38,6 @@ def cost_basis(source: str) -> str:
 def duration(us: float) -> str:
     """Write microseconds in the unit that suits them.
 
-    Examples
-    --------
     >>> duration(12.34), duration(25630.0), duration(7.2e6)
     ('12.3 us', '25.63 ms', '7.20 s')
     """
@@ -55,8 +49,6 @@ def duration(us: float) -> str:
 def gigabytes(count: float) -> str:
     """Write bytes in the unit that suits them.
 
-    Examples
-    --------
     >>> gigabytes(238.4e9), gigabytes(3.1e6), gigabytes(12.0)
     ('238.4 GB', '3.1 MB', '12 B')
     """

@@ -256,8 +256,6 @@ def _page(
 def default_output(model: Path) -> Path:
     """The default path of the result, beside the model.
 
-    Examples
-    --------
     >>> default_output(Path("steps/bert.onnx")).as_posix()
     'steps/bert.mixed.onnx'
     """

@@ -13,8 +13,6 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     Typer takes each option for a parameter of the function. The result has the fields of the dataclasses as
     its parameters, and calls the command with the dataclasses.
 
-    Examples
-    --------
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True, kw_only=True)
     ... class Loudness:

@@ -42,8 +42,6 @@ def read_graphs(
 def distinct_names(paths: Sequence[Path]) -> tuple[str, ...]:
     """Name each file by the shortest end of its path that is unique.
 
-    Examples
-    --------
     >>> distinct_names([Path("step.onnx"), Path("mixed.onnx"), Path("step.onnx")])
     ('step', 'mixed', 'step (2)')
     >>> distinct_names([Path("old/step.onnx"), Path("new/step.onnx")])

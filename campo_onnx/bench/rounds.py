@@ -143,8 +143,6 @@ def _is_over(timed: int, elapsed_s: float, schedule: Schedule) -> bool:
 def rounds_per_run(rounds: int) -> tuple[int, ...]:
     """Distribute rounds evenly over the runs.
 
-    Examples
-    --------
     >>> rounds_per_run(50)
     (9, 9, 8, 8, 8, 8)
     """

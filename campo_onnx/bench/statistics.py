@@ -22,8 +22,6 @@ buffers lie in memory. No number of rounds averages that out."""
 def resolvable(tolerance: float, first_us: float) -> float:
     """Widen a tolerance to the smallest difference that can be resolved.
 
-    Examples
-    --------
     >>> resolvable(0.01, 10_000.0), resolvable(0.01, 100.0)
     (0.01, 0.05)
     """
@@ -37,8 +35,6 @@ def median_interval(samples: Sequence[float]) -> Interval:
     binomial(n, 1/2) for any distribution, so two of the ordered samples bound it. It is exact. With fewer
     than six samples the interval is their range, which covers less than 95 %.
 
-    Examples
-    --------
     >>> median_interval([5.0, 1.0, 4.0, 2.0, 3.0, 6.0])
     Interval(median=3.5, low=1.0, high=6.0)
     """
@@ -60,8 +56,6 @@ def interval_over_runs(samples: Sequence[float], rounds_per_run: Sequence[int]) 
     interval is widened to the median of every run. The range of six medians alone covers the median over
     all runs with 97 %, for the reason given in :func:`median_interval`.
 
-    Examples
-    --------
     >>> interval_over_runs([1.0] * 50 + [3.0] * 10, [50, 10])
     Interval(median=1.0, low=1.0, high=3.0)
     """
@@ -88,8 +82,6 @@ def verdict(speedup: Interval, tolerance: float) -> Outcome:
 
     Where the interval touches ``[1 - tolerance, 1 + tolerance]``, no difference was shown.
 
-    Examples
-    --------
     >>> verdict(Interval(median=1.3, low=1.2, high=1.4), 0.01).value
     'faster'
     >>> verdict(Interval(median=1.3, low=1.0, high=1.4), 0.01).value

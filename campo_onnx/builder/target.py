@@ -28,8 +28,6 @@ HyperConnectionPostMix with 1.31."""
 def may_use(target: Target, op_type: str) -> bool:
     """Whether ONNX Runtime's operator `op_type` can be written: the provider has a kernel.
 
-    Examples
-    --------
     >>> may_use("standard", "GatedAdd"), may_use("cpu", "GatedAdd"), may_use("cpu", "BiasDropout")
     (False, True, False)
     """
@@ -44,8 +42,6 @@ def target_here(provider: str, release: str) -> Target:
 
     `release`: of the ONNX Runtime that is installed; ``""`` if none is: then the newest will be.
 
-    Examples
-    --------
     >>> target_here("cuda", "1.31.1"), target_here("cpu", "1.32.0"), target_here("cuda", "1.28.0")
     ('cuda', 'cpu', 'standard')
     """

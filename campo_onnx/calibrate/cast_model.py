@@ -36,8 +36,6 @@ class CastModel:
     def cast_us(self, elements: int) -> float:
         """Time to cast `elements` elements, in either direction.
 
-        Examples
-        --------
         >>> CastModel(r_us=0.001, c_i_us=3.0).cast_us(64 * 1024)
         68.536
         >>> CastModel(r_us=0.001, c_i_us=3.0, knees=(Knee(elements=1000, more_us=0.001),)).cast_us(2000)

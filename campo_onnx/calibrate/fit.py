@@ -295,8 +295,6 @@ def select(samples: Sequence[Sample], threshold: float = THRESHOLD) -> tuple[str
 def model_accuracy(predicted_us: Iterable[float], measured_us: Iterable[float]) -> float:
     """Eq. 3: one minus the mean relative error. It has no lower end.
 
-    Examples
-    --------
     >>> model_accuracy([9.0, 11.0], [10.0, 10.0])
     0.9
     """

@@ -80,8 +80,6 @@ def position(
 def matern(distance: float) -> float:
     """Correlation of two samples (Matérn, 3/2), by their distance in length scales.
 
-    Examples
-    --------
     >>> matern(0.0), round(matern(1.0), 3)
     (1.0, 0.483)
     """

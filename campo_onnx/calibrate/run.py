@@ -217,8 +217,6 @@ def takes_tensor_cores(signature: Signature, hardware: Hardware, precision: Prec
 def typed(signature: Signature, precision: Precision) -> Signature:
     """Return a node at an opset that has it in a precision: ONNX has BF16 convolutions from 22 on.
 
-    Examples
-    --------
     >>> from campo_onnx.calibrate.samples import Sampling, samples_of
     >>> (conv,) = samples_of("Conv", Sampling(count=1, largest_bytes=1e6, largest_flops=1e8))
     >>> conv.opset, typed(conv, Precision.FP16).opset, typed(conv, Precision.BF16).opset

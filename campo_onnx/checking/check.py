@@ -16,27 +16,14 @@ from campo_onnx.ir.importer import Imported, import_model
 def check(mixed: str | Path, against: str | Path, policy: Policy, *, name: str = "") -> Verdicts:
     """Check a mixed graph against the FP32 graph it was made from and the limits of a policy.
 
-    No GPU is needed: drift is measured on the emulated mixed graph, times are predicted.
+    No GPU is needed: drift is measured on the emulated mixed graph, times are predicted. There is one verdict
+    per rule; a mixed graph that is not a valid model fails the first, and the others are then not checked.
 
-    Parameters
-    ----------
-    name
-        Name of the graph in reports; by default `mixed`.
+    `name`: name of the graph in reports; by default `mixed`.
 
-    Returns
-    -------
-    Verdicts
-        One per rule. A mixed graph that is not a valid model fails the first; the others are then not
-        checked.
-
-    Raises
-    ------
-    UsageError
-        If a file is missing, or the policy names something that the FP32 graph does not have.
-    ModelError, UnsupportedModelError
-        If the FP32 graph cannot be read.
-    PlanMismatchError
-        If the mixed graph belongs to another model.
+    Raises UsageError if a file is missing, or the policy names something that the FP32 graph does not have;
+    ModelError and UnsupportedModelError if the FP32 graph cannot be read; PlanMismatchError if the mixed
+    graph belongs to another model.
     """
     verdicts_of = partial(Verdicts, name=name or str(mixed), mixed=str(mixed), against=str(against))
     fp32 = import_model(against, policy.dims)

@@ -43,8 +43,6 @@ def most_drift(low: Precision) -> float:
     Every rounding of BF16 is eight times that of FP16, and the error of an output with it; so is what FP32's
     own error comes to, which :class:`Reference` counts in FP16's.
 
-    Examples
-    --------
     >>> most_drift(Precision.BF16)
     0.08
     """

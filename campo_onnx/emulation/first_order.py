@@ -127,8 +127,6 @@ def _finite(value: NDArray[Any]) -> float:
 def squared_error(sums: Sequence[Sequence[float]]) -> float:
     """Estimate the squared error of a rounding from its sums over directions.
 
-    Examples
-    --------
     >>> squared_error([(0.1, 0.02), (-0.2, 0.03)])  # squares of 0.01 and 0.04 fit what independence says
     0.025
     >>> squared_error([(1.0, 0.02), (-2.0, 0.03)])  # these do not

@@ -182,8 +182,6 @@ def _error(plan: Plan, imported: Imported, options: Options, steps: EmulatedStep
 def spread_over(count: int, most: int) -> Iterator[int]:
     """Choose places in a list that lie evenly, its ends among them.
 
-    Examples
-    --------
     >>> [*spread_over(10, 4)], [*spread_over(2, 4)]
     ([0, 3, 6, 9], [0, 1])
     """

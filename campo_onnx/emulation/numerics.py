@@ -233,8 +233,6 @@ def drift(
 def relative_l2(actual: NDArray[Any], expected: NDArray[Any]) -> float:
     """Relative L2 error of an array, in FP64.
 
-    Examples
-    --------
     >>> relative_l2(np.array([3.0, 4.4]), np.array([3.0, 4.0]))
     0.08
     """

@@ -46,8 +46,6 @@ def table(*rows: tuple[Any, Translation]) -> Table:
 
     A row is an operation, or a tuple or set of operations, and the translation they share.
 
-    Examples
-    --------
     >>> sorted(table(("add", len), (("mul", "div"), max)))
     ['add', 'div', 'mul']
     """

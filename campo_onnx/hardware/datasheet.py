@@ -157,8 +157,6 @@ def driver_key(title: str) -> str:
 
     Drivers put the vendor's name there since 2020 or so; everything else tells products apart.
 
-    Examples
-    --------
     >>> driver_key("NVIDIA H100 80GB HBM3") == driver_key("H100 80GB HBM3")
     True
     """
@@ -173,8 +171,6 @@ def _catalogue() -> Catalogue:
 def devices() -> Mapping[str, Hardware]:
     """All devices that come with the program, by name.
 
-    Examples
-    --------
     >>> devices()["v100"].memory_bandwidth_bytes_per_s
     900000000000.0
     """
@@ -200,8 +196,6 @@ def matching(gpu: str) -> Hardware | None:
     Another memory, form or chip has other figures: timings and calibrations filed under a name must
     not mix them.
 
-    Examples
-    --------
     >>> matching("Tesla V100-SXM2-16GB").name
     'v100'
     >>> matching("NVIDIA L40S") is None  # which is no L4
@@ -213,8 +207,6 @@ def matching(gpu: str) -> Hardware | None:
 def matching_processor(processor: Processor, cores: int) -> Hardware | None:
     """Find the figures of a CPU, for as many cores as a machine has; None for any other CPU.
 
-    Examples
-    --------
     >>> genoa = Processor(vendor="AuthenticAMD", family=25, model=17, features=frozenset({"avx512_bf16"}))
     >>> device = matching_processor(genoa, cores=8)
     >>> device.name, device.sm_count
@@ -229,8 +221,6 @@ def matching_processor(processor: Processor, cores: int) -> Hardware | None:
 def rough_processor(features: Set[str], cores: int) -> Hardware:
     """Find the device that stands for CPUs with some instruction sets, with the figures of as many cores.
 
-    Examples
-    --------
     >>> rough_processor({"avx512_bf16", "amx_bf16"}, cores=2).name
     'cpu_amx'
     """
@@ -266,8 +256,6 @@ def _some_cores(name: str, cores: int, *, has_bf16: bool) -> Hardware:
 def closest(gpu: str) -> tuple[str, ...]:
     """Names of the devices whose driver names are closest to a GPU's; none if nothing is close.
 
-    Examples
-    --------
     >>> closest("NVIDIA A100-PCIE-40GB")
     ('a100',)
     """

@@ -95,8 +95,6 @@ class Hardware:
         Tensor cores of GPUs load 16 bytes at a time: 8 elements of FP16 and BF16, 4 of TF32. CPUs multiply
         groups of 4 bytes along K, in tiles and in vectors: pairs in BF16.
 
-        Examples
-        --------
         >>> from campo_onnx.hardware.datasheet import device
         >>> device("v100").multiples(Precision.FP16).n, device("cpu_amx").multiples(Precision.BF16).k
         (8, 2)

@@ -36,8 +36,6 @@ class ProcessorKind:
     def includes(self, processor: Processor) -> bool:
         """Whether a CPU is of this kind.
 
-        Examples
-        --------
         >>> genoa = ProcessorKind(vendor="AuthenticAMD", family=25, models=((16, 31),))
         >>> genoa.includes(Processor(vendor="AuthenticAMD", family=25, model=17, features=frozenset()))
         True
@@ -50,8 +48,6 @@ class ProcessorKind:
 def parse_cpuinfo(text: str) -> Processor | None:
     r"""Read the first CPU of a ``/proc/cpuinfo``; None if the kernel does not tell its model.
 
-    Examples
-    --------
     >>> parse_cpuinfo("CPU implementer: 0x41\nCPU architecture: 8\nCPU part: 0xd40\nFeatures: bf16").model
     3392
     """

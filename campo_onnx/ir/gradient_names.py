@@ -8,8 +8,6 @@ _TENSOR_SUFFIX = "_grad"
 def gradient_of(tensor: str) -> str:
     """Name the gradient of a tensor; it has the tensor's shape.
 
-    Examples
-    --------
     >>> gradient_of("x"), differentiated_tensor(gradient_of("x"))
     ('x_grad', 'x')
     """
@@ -24,8 +22,6 @@ def differentiated_tensor(name: str) -> str | None:
 def differentiated_node(node: str) -> str | None:
     """Name the node that a backward node differentiates; None if its name does not say so.
 
-    Examples
-    --------
     >>> differentiated_node("encoder/MatMul_Grad/FusedMatMul_0")
     'encoder/MatMul'
     """
@@ -36,8 +32,6 @@ def differentiated_node(node: str) -> str | None:
 def summed_tensor(node: str) -> str | None:
     """Name the tensor whose gradients a node sums; None if its name does not say so.
 
-    Examples
-    --------
     >>> summed_tensor("AccumulateGrad_hidden_grad")
     'hidden'
     """

@@ -64,8 +64,6 @@ def _source(trace: str) -> str:
 def scope_of(node: str) -> tuple[str, ...]:
     """Split the name of a node into the modules it is in.
 
-    Examples
-    --------
     >>> scope_of("layers.3.attention/grad/MatMul_1")
     ('layers', '3', 'attention', 'grad')
     >>> scope_of("/encoder/Gemm"), scope_of("node_mm_12")
@@ -84,8 +82,6 @@ def scope_of(node: str) -> tuple[str, ...]:
 def scope_in(node: str, module: str) -> tuple[str, ...]:
     """Modules of a node: those of its metadata, else those of its name.
 
-    Examples
-    --------
     >>> scope_in("node_linear_5", "layers.2.fc2")
     ('layers', '2', 'fc2')
     >>> scope_in("layers.2/Add", "")
@@ -97,8 +93,6 @@ def scope_in(node: str, module: str) -> tuple[str, ...]:
 def modules_around(scope: tuple[str, ...]) -> tuple[str, ...]:
     """Paths of all modules that a scope is in, the outermost first.
 
-    Examples
-    --------
     >>> modules_around(("layers", "2", "fc2"))
     ('layers', 'layers.2', 'layers.2.fc2')
     """

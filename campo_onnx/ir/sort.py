@@ -30,8 +30,6 @@ def name_nodes(graph: onnx.GraphProto) -> None:
 def fresh(stem: str, taken: set[str]) -> str:
     """Find a name close to `stem` that is not in `taken`, and take it.
 
-    Examples
-    --------
     >>> fresh("x", {"x", "x_1"})
     'x_2'
     >>> fresh("y", {"x"})

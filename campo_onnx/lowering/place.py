@@ -69,8 +69,6 @@ class Place:
     def computes(self, op_type: str, low: Precision, opset: int = CONVOLUTIONS_IN_BF16) -> bool:
         """Whether the runtime has a kernel of a standard operator in a low precision.
 
-        Examples
-        --------
         >>> from campo_onnx.targets.target import target
         >>> cuda = Place(target=target("h200"))
         >>> cuda.computes("Conv", Precision.BF16), cuda.computes("Pad", Precision.BF16)

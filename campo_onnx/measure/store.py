@@ -70,21 +70,10 @@ def default_path() -> Path:
 class Store(Closing):
     """The timings in one file.
 
-    Parameters
-    ----------
-    path
-        The file; it is created, with its folder, when it is missing. None keeps timings in memory.
+    `path`: the file; it is created, with its folder, when it is missing. None keeps timings in memory.
 
-    Attributes
-    ----------
-    notice
-        What to tell the user about it: that a damaged file was set aside; else ``""``.
-
-    Raises
-    ------
-    ProfileError
-        If the file cannot be used at all: no permission, a full disk, not a store of ours, one of a
-        newer version.
+    Its `notice` tells the user that a damaged file was set aside; else it is ``""``. Raises ProfileError if
+    the file cannot be used at all: no permission, a full disk, not a store of ours, one of a newer version.
     """
 
     def __init__(self, path: Path | None = None) -> None:

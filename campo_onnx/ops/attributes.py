@@ -52,8 +52,6 @@ _LEAST_INPUTS = {
 def least_inputs(op: OpKey) -> int:
     """Number of inputs that a node always has; 0 where ONNX's checker sees to it, or nothing is known.
 
-    Examples
-    --------
     >>> least_inputs(OpKey("com.microsoft", "FusedMatMul")), least_inputs(OpKey("", "MatMul"))
     (2, 0)
     """
@@ -70,8 +68,6 @@ def attribute_type(op: OpKey, opset: int, name: str) -> int | None:
 
     It is None where ONNX's checker sees to it, the operator is not registered here, or operators differ.
 
-    Notes
-    -----
     ONNX uses the same type for a name in all its operators, but for four names, and ONNX Runtime's operators
     follow it. A custom operator may do as it likes: nothing here reads its attributes.
 

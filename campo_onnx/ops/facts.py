@@ -103,13 +103,8 @@ def _shapes(signature: Signature) -> list[Shape | None]:
 def moved_bytes(signature: Signature, ports: Ports, low: Precision | None) -> float:
     """Bytes a node reads and writes in main memory.
 
-    Parameters
-    ----------
-    low
-        Precision of those tensors, or None to count every tensor as it is stored.
+    `low`: precision of those tensors, or None to count every tensor as it is stored.
 
-    Notes
-    -----
     A tensor is read once, however many positions read it: caches do the rest. That holds for
     Softmax and LayerNormalization too, whose rows fit on the chip, but not for normalizations
     over the batch and for gradients that reduce twice: they read everything again.

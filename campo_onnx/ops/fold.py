@@ -52,8 +52,6 @@ _REFUSALS = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
 def is_small(shape: Sequence[int]) -> bool:
     """Whether the values of a tensor of this shape are looked at.
 
-    Examples
-    --------
     >>> is_small((32, 32)), is_small((33, 32))
     (True, False)
     """

@@ -41,8 +41,6 @@ class GemmShape:
     def is_aligned(self, multiples: Multiples) -> bool:
         """Whether tensor cores take it unpadded.
 
-        Examples
-        --------
         >>> GemmShape(m=64, n=1001, k=2048).is_aligned(Multiples.of_all(8))
         False
         >>> GemmShape(m=9, n=64, k=576, channels=(64, 64)).is_aligned(Multiples.of_all(8))

@@ -20,8 +20,6 @@ def short_domain(domain: str) -> str:
     Files may spell the standard domain ``ai.onnx``; the importer and :meth:`OpKey.parse` pass what
     they read through this function, so that nothing behind them need know the other spelling.
 
-    Examples
-    --------
     >>> short_domain("ai.onnx"), short_domain("com.microsoft")
     ('', 'com.microsoft')
     """
@@ -31,8 +29,6 @@ def short_domain(domain: str) -> str:
 class OpKey(NamedTuple):
     """The name of an operator: ``("", "Conv")`` or ``("com.microsoft", "ConvGrad")``.
 
-    Examples
-    --------
     >>> OpKey("com.microsoft", "ConvGrad").label
     'com.microsoft:ConvGrad'
     >>> OpKey.parse("Conv")
@@ -62,8 +58,6 @@ class OpKey(NamedTuple):
 def op_keys(labels: str) -> frozenset[OpKey]:
     """Read several labels in one text.
 
-    Examples
-    --------
     >>> sorted(op_keys("Add com.microsoft:BiasAdd"))
     [OpKey(domain='', op_type='Add'), OpKey(domain='com.microsoft', op_type='BiasAdd')]
     """

@@ -98,8 +98,6 @@ def low_precisions() -> tuple[Precision, ...]:
 def is_low_dtype(dtype: int | None) -> bool:
     """Whether a ``TensorProto.DataType`` is that of a low format.
 
-    Examples
-    --------
     >>> is_low_dtype(Precision.FP16.onnx_dtype), is_low_dtype(Precision.FP32.onnx_dtype)
     (True, False)
     """

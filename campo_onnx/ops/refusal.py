@@ -33,8 +33,6 @@ class Refused(Enum):
 class Refusal:
     """Why one node has no low variant.
 
-    Examples
-    --------
     >>> str(Refused.NO_CAST.of(low="bf16", opset=9))
     'Cast makes no bf16 in opset 9'
     """

@@ -101,8 +101,6 @@ class Ops(AbstractSet[OpKey]):
 
     `select`: names the operators of a registry.
 
-    Examples
-    --------
     >>> signs = having(Trait.SIGN)
     >>> key = OpKey("my.domain", "Flip")
     >>> key in signs
@@ -171,8 +169,6 @@ def current() -> Registry:
 def spec(op: OpKey) -> OpSpec:
     """The facts of an operator; of one that is not registered, that nothing is known.
 
-    Examples
-    --------
     >>> spec(OpKey("", "Conv")).family
     <Family.CONVOLUTION: 'convolutions'>
     >>> spec(OpKey("my.domain", "Fancy")).is_known

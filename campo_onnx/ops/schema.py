@@ -108,8 +108,6 @@ def _type_variables(formals: Iterable[Any], count: int) -> tuple[str, ...]:
 def has_cast_to(precision: Precision, opset: int) -> bool:
     """Whether Cast makes a precision in an opset of the standard domain.
 
-    Examples
-    --------
     >>> [has_cast_to(Precision.BF16, opset) for opset in (12, 13)]
     [False, True]
     """

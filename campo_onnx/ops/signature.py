@@ -219,8 +219,6 @@ def operands(prefix: str, tensors: Iterable[tuple[str, int, Shape | None]]) -> t
     `prefix`: ``x`` for inputs, ``y`` for outputs.
     `tensors`: name, type and shape of each; the name ``""`` is one that is left out.
 
-    Examples
-    --------
     >>> operands("x", [("a", 1, (2,)), ("", 0, None), ("a", 1, (2,))])
     (Operand(name='x0', dtype=1, shape=(2,)), None, Operand(name='x0', dtype=1, shape=(2,)))
     """

@@ -69,8 +69,6 @@ class GraphKind:
     def title(self) -> str:
         """The kind in a few words.
 
-        Examples
-        --------
         >>> GraphKind(form=Form.GRADIENTS, scales_loss=False).title
         'gradient graph in FP32, without a loss scale'
         """
@@ -113,8 +111,6 @@ class GraphKind:
 def graph_kind(view: GraphView, *, is_result: bool = False) -> GraphKind:
     """Tell the kind of a graph from its structure.
 
-    Notes
-    -----
     A graph trains if it holds gradient operators or hands gradients to a framework, if most of its weights
     have an output of their shape, or if one such output comes from a product that reads what the weight's
     own product reads: a gradient is that product with the error of its result. Names count only where ONNX

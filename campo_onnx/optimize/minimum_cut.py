@@ -49,8 +49,6 @@ class Network:
 
     `choices`: names. Whatever else is named in a cost is a no.
 
-    Examples
-    --------
     >>> network = Network(["a", "b"])
     >>> network.pay(5.0, no=("a",))
     >>> network.pay(1.0, yes=("b",))

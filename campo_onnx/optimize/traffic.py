@@ -53,8 +53,6 @@ def traffic(view: GraphView) -> Traffic:
 def planned_traffic(problem: Problem, plan: Plan) -> Traffic:
     """Count a step as it is planned, without writing its graph.
 
-    Notes
-    -----
     It is what :func:`traffic` says of the graph that the plan makes, but for padding, which is left
     out: a padded product counts at its own size.
     """
@@ -64,8 +62,6 @@ def planned_traffic(problem: Problem, plan: Plan) -> Traffic:
 def module_of(node: str) -> str:
     """Say where a node comes from by its name; modules that differ by a number are one.
 
-    Examples
-    --------
     >>> module_of("layers.3.query/grad/MatMul_1")
     'layers.*.query, backward'
     >>> module_of("/encoder/layer.0/output/Add")
@@ -99,8 +95,6 @@ def _sums(ops: Iterable[tuple[Key, StepOp]]) -> dict[Key, Moved]:
 def peak_bytes(step: Step) -> float:
     """Find the most bytes that the tensors of a step take at a time.
 
-    Notes
-    -----
     Operations run in the order of the graph. A tensor lives from the operation that makes it to the last one
     that reads it; inputs and constants live all the time, results to the end. A view has the bytes of what it
     names. Workspaces of kernels, and what an allocator cannot use again, come on top.

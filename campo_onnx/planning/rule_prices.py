@@ -37,15 +37,10 @@ def rule_prices(
 ) -> RulePrices:
     """Plan a step again without each of its rules.
 
-    Parameters
-    ----------
-    imported, problem, options
-        The step, what was decided about, and with what. The least gain does not count.
-    error_of
-        Emulates a plan on batches and returns its error; None where there are none.
+    `imported`, `problem` and `options`: the step, what was decided about, and with what. The least gain does
+    not count.
+    `error_of`: emulates a plan on batches and returns its error; None where there are none.
 
-    Notes
-    -----
     A rule is a reason that keeps nodes in FP32 which have a low variant: a row of the deny list, a pattern
     rule, a safety rule, a kernel that is missing, what ``--keep-fp32`` names. Each is left out alone, so that
     a node which two rules keep stays FP32 in both answers, and such rules cost nothing. Casts, costs and

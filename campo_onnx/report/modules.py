@@ -31,8 +31,6 @@ def module_tree(scopes: Sequence[tuple[str, ...]], kinds: Sequence[str] = ()) ->
     order of the graph; `kinds` the classes of these modules, ``""``, or nothing at all, where they are
     unknown.
 
-    Notes
-    -----
     A module that holds more than 200 nodes itself is divided into sections of equal size: graphs whose
     names tell of no modules can be opened as well.
     """

@@ -54,8 +54,6 @@ class Effort:
 def timing_of(samples_us: Sequence[float]) -> Timing:
     """Summarize repeats.
 
-    Examples
-    --------
     >>> timing_of([3.0, 1.0, 2.0, 100.0]).median_us
     2.5
     """
@@ -102,8 +100,6 @@ def copies_for(step_us: float, *, node_bytes: float, limit_bytes: float, target_
     One copy reads and writes `node_bytes`. The difference is to be `target_us`: far above the clock and the
     jitter of a call.
 
-    Examples
-    --------
     >>> copies_for(100.0, node_bytes=1e6, limit_bytes=1e9)
     4
     >>> copies_for(1.0, node_bytes=1e9, limit_bytes=2e9)

@@ -55,8 +55,6 @@ def formula_of(numbers: Sequence[Any], sizes: Sequence[Sizes]) -> Formula | None
     `numbers`: all integers, or all floating-point numbers.
     `sizes`: the sizes at which it is each of them; two at least.
 
-    Examples
-    --------
     >>> formula_of([6, 10, 28], [(2, 3), (2, 5), (4, 7)]).at((3, 9))
     27
     """

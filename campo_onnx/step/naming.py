@@ -123,8 +123,6 @@ def is_optimizer_state(name: str) -> bool:
 def next_value(name: str) -> str | None:
     """Name the output that holds the next value of a state input; None for any other input.
 
-    Examples
-    --------
     >>> next_value("opt.m.fc.weight")
     'new_m.fc.weight'
     >>> next_value("lr") is None

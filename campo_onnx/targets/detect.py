@@ -22,26 +22,10 @@ FALLBACK = "h200"
 
 
 def resolve_target(name: str, runtime: str = AUTO) -> tuple[Target, str]:
-    """Find the device called `name`, with a runtime on it.
+    """Find the device called `name`, with a runtime on it; each may be ``"auto"``.
 
-    Parameters
-    ----------
-    name
-        Name of a device, or ``"auto"``.
-    runtime
-        Name of a runtime, or ``"auto"``.
-
-    Returns
-    -------
-    Target
-        The device with the runtime on it.
-    str
-        What to tell the user about the choice; ``""`` when it was theirs.
-
-    Raises
-    ------
-    UsageError
-        If there is no device, or no runtime, of that name.
+    Also gives what to tell the user about the choice; ``""`` when it was theirs. Raises UsageError if there
+    is no device, or no runtime, of that name.
     """
     chosen = runtime_called(runtime)
     if name == "auto" and chosen.name != DEFAULT and chosen.problem("cuda"):

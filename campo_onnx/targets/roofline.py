@@ -93,8 +93,6 @@ def copy_us(traffic_bytes: float, target: Target) -> float:
 def utilization(gemm: GemmShape, sm_count: int) -> float:
     """Share of the chip that a product fills, in (0, 1]: its thread blocks against the SMs.
 
-    Examples
-    --------
     >>> utilization(GemmShape(m=64, n=64 * 20, k=512), sm_count=80)
     0.25
     """

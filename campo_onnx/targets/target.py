@@ -131,8 +131,6 @@ class Target:
 def target(device: str, runtime: str = AUTO) -> Target:
     """Find hardware by its name, with a runtime on it.
 
-    Examples
-    --------
     >>> target("h200").runtime.name, target("zen4", "openvino").launch_us
     ('onnxruntime', 4.0)
     """

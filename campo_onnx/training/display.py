@@ -30,8 +30,6 @@ def progress(
     `title`: stands in front.
     `console`: where to show it, instead of stderr.
 
-    Examples
-    --------
     >>> for result in progress(session.train(batches), total=1000):  # doctest: +SKIP
     ...     history.append(result.loss)
     """

@@ -107,8 +107,6 @@ def flat_layout(
     A parameter belongs to the first group that holds it; the rest come first, as a segment of their own.
     `orders` say how the axes of a parameter lie, by name; as in its shape where none is given.
 
-    Examples
-    --------
     >>> layout = flat_layout({"w": (40, 40), "b": (40,)}, [ParameterGroup(parameters=("b$",))])
     >>> [(segment.parameters, segment.first_row, segment.rows) for segment in layout.segments]
     [(('w',), 0, 2), (('b',), 2, 1)]

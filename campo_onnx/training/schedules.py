@@ -16,8 +16,6 @@ def cosine(peak: float, total: int, *, warmup: int = 0, floor: float = 0.0) -> S
     `total`: updates until `floor` is reached; it stays there.
     `warmup`: updates of the rise; the first has ``peak / warmup``.
 
-    Examples
-    --------
     >>> rate = cosine(1.0, 8, warmup=4)
     >>> [round(rate(count), 3) for count in range(9)]
     [0.25, 0.5, 0.75, 1.0, 1.0, 0.854, 0.5, 0.146, 0.0]
@@ -31,8 +29,6 @@ def cosine(peak: float, total: int, *, warmup: int = 0, floor: float = 0.0) -> S
 def linear(peak: float, total: int, *, warmup: int = 0, floor: float = 0.0) -> Schedule:
     """Rise linearly to `peak`, then fall linearly to `floor`; parameters as in :func:`cosine`.
 
-    Examples
-    --------
     >>> rate = linear(1.0, 6, warmup=2)
     >>> [rate(count) for count in range(8)]
     [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
@@ -46,8 +42,6 @@ def stepped(first: float, milestones: Sequence[int], factor: float = 0.1) -> Sch
 
     `first` is the value before the first milestone.
 
-    Examples
-    --------
     >>> rate = stepped(1.0, [2, 4], factor=0.5)
     >>> [rate(count) for count in range(6)]
     [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]

@@ -17,8 +17,6 @@ def gradient_error(
 ) -> GradientError:
     """Compare every gradient of a step.
 
-    Examples
-    --------
     >>> exact = {"grad.w": np.array([3.0, 4.0]), "grad.b": np.array([0.0])}
     >>> error = gradient_error("ours", 1.0, exact | {"grad.w": np.array([3.0, 4.5])}, exact)
     >>> error.whole, error.parameter

@@ -51,8 +51,6 @@ _GITHUB_ANYWHERE = re.compile(r"##(?=\[)")
 def escape(text: str) -> str:
     r"""Make text that strangers wrote safe to print: visible, and no markup.
 
-    Examples
-    --------
     >>> print(escape("[red]a\tb"))
     \[red]a\tb
     """
@@ -64,8 +62,6 @@ def escape(text: str) -> str:
 def without_commands(text: str) -> str:
     r"""Show what GitHub would take as a command of a workflow, at the start of a line or in the old style.
 
-    Examples
-    --------
     >>> print(without_commands("::error::x ##[error]"))
     \x3a:error::x #\x23[error]
     """

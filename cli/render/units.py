@@ -19,8 +19,6 @@ def verdict_style(verdict: str) -> str:
 def roughly(seconds: float) -> str:
     """Write about how long something will take.
 
-    Examples
-    --------
     >>> roughly(0.2), roughly(41.0), roughly(100.0), roughly(9000.0)
     ('about a second', 'about 41 s', 'about 2 min', 'about 2.5 h')
     """

@@ -18,8 +18,6 @@ def first_state(parameters: Any, **others: Any) -> dict[str, NDArray[Any]]:
     `others` are further trees of the state, by the key that the exported function has them under: ``buf``,
     ``opt``.
 
-    Examples
-    --------
     >>> first_state({"dense": {"bias": np.zeros(2, np.float32)}})
     {'param.dense.bias': array([0., 0.], dtype=float32)}
     """

@@ -77,8 +77,6 @@ class OpLists:
     def class_of(self, op: OpKey) -> OpClass:
         """Class of an operator.
 
-        Examples
-        --------
         >>> preset("campo").class_of(OpKey("", "Conv"))
         <OpClass.ALLOW: 'allow'>
         >>> preset("campo").class_of(OpKey("my.domain", "Fancy"))

@@ -24,17 +24,10 @@ class NodeChange(NamedTuple):
 class Changes:
     """Changes of a graph in which exactly some nodes are low.
 
-    Parameters
-    ----------
-    node_us
-        Times by node: those of Casts of the given graph count.
+    `node_us`: times by node: those of Casts of the given graph count.
 
-    Attributes
-    ----------
-    casts, dropped, reused, constants
-        As in :class:`campo_onnx.optimize.plan.plan.Plan`.
-    retyped
-        Casts from another type that make the low type at once.
+    Its `casts`, `dropped`, `reused` and `constants` are as in :class:`campo_onnx.optimize.plan.plan.Plan`;
+    `retyped` are Casts from another type that make the low type at once.
     """
 
     def __init__(

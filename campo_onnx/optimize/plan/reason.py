@@ -206,8 +206,6 @@ class Verdict:
     Raises ValueError if the facts are not those the sentence speaks of, or one is text where that has a
     number.
 
-    Examples
-    --------
     >>> Verdict(decided_by=Reason.CUT_LOW, facts={"gain_us": 5.0, "low": "FP16"}).reason
     'gains 5.0 us; FP16 gives the shortest step overall'
     """

@@ -24,8 +24,6 @@ class RulePrice:
     def title(self) -> str:
         """The rule in a few words.
 
-        Examples
-        --------
         >>> RulePrice(rule=Reason.DENY_LIST, subject="Exp", nodes=2, price_us=1.5, low_nodes=1).title
         'Exp is on the deny list'
         """
@@ -48,8 +46,6 @@ class RulePrices:
     def sentence(self, price: RulePrice) -> str:
         """Say what a rule costs, and what it saves in error.
 
-        Examples
-        --------
         >>> exp = RulePrice(
         ...     rule=Reason.DENY_LIST, subject="Exp", nodes=2, price_us=31.0, low_nodes=1, error=1e-3
         ... )

@@ -42,8 +42,6 @@ def installed_wheels() -> Mapping[str, str]:
 def problem_with(module: ModuleType | None, why: str, wheels: Mapping[str, str]) -> tuple[str, str]:
     """Say what is wrong with an installation, and which commands mend it; two empty texts if nothing is.
 
-    Examples
-    --------
     >>> problem_with(None, "No module named 'onnxruntime'", {})[0]
     'ONNX Runtime is not installed'
     """

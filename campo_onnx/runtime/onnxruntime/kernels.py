@@ -43,8 +43,6 @@ def _kernels() -> Mapping[tuple[str, OpKey], tuple[_Kernel, ...]]:
 def has_kernel(op: OpKey, opset: int, provider: str, precision: Precision) -> bool:
     """Whether `provider` runs `op` in `precision`.
 
-    Examples
-    --------
     >>> has_kernel(OpKey("", "LogSoftmax"), 20, "cuda", Precision.FP16)
     True
     >>> has_kernel(OpKey("", "LogSoftmax"), 20, "cuda", Precision.BF16)
@@ -63,8 +61,6 @@ def is_registered(op: OpKey, opset: int, provider: str) -> bool:
     A kernel without a last version is registered for one version of the operator only: where an opset
     brings a newer version of the schema, even one that just admits more types, that kernel no longer fits.
 
-    Examples
-    --------
     >>> [is_registered(OpKey("", "MaxPool"), opset, "cuda") for opset in (20, 22)]
     [True, False]
     >>> [is_registered(OpKey("", "RandomUniform"), opset, "cpu") for opset in (20, 22)]
@@ -120,8 +116,6 @@ def is_outdated(signature: Signature, provider: str) -> bool:
 def is_in_release(op: OpKey) -> bool:
     """Whether the release that the table was read from has kernels of `op`, on any provider.
 
-    Examples
-    --------
     >>> is_in_release(OpKey("com.microsoft", "GatedAdd")), is_in_release(OpKey("com.microsoft", "ConvGrad"))
     (True, False)
     """
@@ -134,8 +128,6 @@ def runs(op: OpKey, opset: int, provider: str, precision: Precision) -> bool:
     ONNX Runtime's CPU provider runs an FP16 node it has no kernel for in FP32, between Casts of its
     own: slow, but no obstacle. It does so for no other 16-bit type, and the CUDA provider never.
 
-    Examples
-    --------
     >>> runs(OpKey("", "MatMul"), 20, "cpu", Precision.FP16)
     True
     >>> runs(OpKey("", "MatMul"), 20, "cpu", Precision.BF16)

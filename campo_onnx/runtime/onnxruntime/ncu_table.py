@@ -102,8 +102,6 @@ def _number(text: str | None) -> float | None:
 def _scale(unit: str) -> float:
     """Factor from a unit to nanoseconds, bytes or counts.
 
-    Examples
-    --------
     >>> _scale("usecond"), _scale("Gbyte/second"), _scale("%")
     (1000.0, 1000000000.0, 1.0)
     """

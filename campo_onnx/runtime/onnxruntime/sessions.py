@@ -144,8 +144,6 @@ def open_session(
 def is_of_training_build(op: str) -> bool:
     """Whether an operator, as ``domain:name``, that a release does not know is one of the training build's.
 
-    Examples
-    --------
     >>> is_of_training_build("com.microsoft:ConvGrad"), is_of_training_build("org.pytorch.aten:ATen")
     (True, True)
     >>> is_of_training_build("com.microsoft:Fancy"), is_of_training_build("my.domain:Fancy")
