@@ -37,10 +37,8 @@ class FrontierPoint:
     # What no assignment of at most this error can go below, as the cuts beside it prove. It meets `time_us`,
     # except where the session casts all weights at once.
     bound_us: float = -math.inf
-    # least_price_us, most_price_us: prices of one unit of squared error between which this assignment costs
-    # least.
+    # Price of one unit of squared error from which on this assignment costs least, up to that of the next.
     least_price_us: float = 0.0
-    most_price_us: float = math.inf
 
     @property
     def error(self) -> float:
@@ -87,17 +85,16 @@ def frontier(
 
 
 def _with_prices(points: list[FrontierPoint], bounds_us: Mapping[float, float]) -> tuple[FrontierPoint, ...]:
-    """Add between which prices each point costs least, and what is proved at these."""
+    """Add from which price on each point costs least, and what is proved at these."""
     at_us, proved_us = np.array([*bounds_us]), np.array([*bounds_us.values()])
-    prices_us = [0.0, *(_price_us(*pair) for pair in pairwise(points)), math.inf]
+    prices_us = [0.0, *(_price_us(*pair) for pair in pairwise(points))]
     return tuple(
         replace(
             point,
             bound_us=float((proved_us - at_us * point.squared_error).max()),
             least_price_us=least_us,
-            most_price_us=most_us,
         )
-        for point, least_us, most_us in zip(points, prices_us[:-1], prices_us[1:], strict=True)
+        for point, least_us in zip(points, prices_us, strict=True)
     )
 
 

@@ -24,7 +24,6 @@ from campo_onnx.builder.products import matmul
 from campo_onnx.builder.value import Value
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
 
-_INT64 = int(TensorProto.INT64)
 _INT32 = int(TensorProto.INT32)
 _BOOL = int(TensorProto.BOOL)
 

@@ -1,14 +1,11 @@
 """The loss that picks one log-probability per row."""
 
-from onnx import TensorProto
-
 from campo_onnx.builder.compact import cast, elementwise, expand, full, reduce, reshape
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.value import Value
 from campo_onnx.export.torch.operands import aten
 from campo_onnx.export.translation import Expected, Table, table
 
-_INT64 = int(TensorProto.INT64)
 _MEAN, _SUM = 1, 2  # torch's numbers of a loss's reduction
 
 
