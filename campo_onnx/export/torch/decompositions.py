@@ -4,6 +4,7 @@ The first are rewritten as they are called, so that autograd differentiates the 
 operations that autograd made.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -165,16 +166,18 @@ def _largest_of_bags(
     return torch.where(first < number, maxima, zeros)
 
 
-def _adaptive_max_pool2d(input: torch.Tensor, output_size: Any, return_indices: bool = False) -> torch.Tensor:
-    sizes = [output_size] * 2 if isinstance(output_size, int | None) else list(output_size)
-    wanted = [n if size is None else size for n, size in zip(input.shape[-2:], sizes, strict=True)]
-    if all(n % size == 0 for n, size in zip(input.shape[-2:], wanted, strict=True)):
-        return F.max_pool2d(input, [n // size for n, size in zip(input.shape[-2:], wanted, strict=True)])
-    rows, columns = (
-        [(i * n // size, -(-(i + 1) * n // size)) for i in range(size)]
-        for n, size in zip(input.shape[-2:], wanted, strict=True)
+def _adaptive_max_pool(
+    rank: int, input: torch.Tensor, output_size: Any, return_indices: bool = False
+) -> torch.Tensor:
+    sizes, wanted = input.shape[-rank:], _wanted(rank, input, output_size)
+    if all(n % size == 0 for n, size in zip(sizes, wanted, strict=True)):
+        pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[rank - 1]
+        return pool(input, [n // size for n, size in zip(sizes, wanted, strict=True)])
+    spans = (
+        [slice(i * n // size, -(-(i + 1) * n // size)) for i in range(size)]
+        for n, size in zip(sizes, wanted, strict=True)
     )
-    windows = [input[..., a:b, c:d].flatten(-2).max(-1)[0] for a, b in rows for c, d in columns]
+    windows = [input[(..., *window)].flatten(-rank).max(-1)[0] for window in itertools.product(*spans)]
     return torch.stack(windows, -1).unflatten(-1, wanted)
 
 
@@ -182,11 +185,16 @@ def _adaptive_avg_pool(
     rank: int, operation: Callable[..., torch.Tensor], input: torch.Tensor, output_size: Any
 ) -> torch.Tensor:
     # To one number torch itself takes the mean, but lays it out as the image, which has no parts.
-    sizes = [output_size] * rank if isinstance(output_size, int | None) else list(output_size)
-    wanted = [n if size is None else size for n, size in zip(input.shape[-rank:], sizes, strict=True)]
+    wanted = _wanted(rank, input, output_size)
     if all(size == 1 for size in wanted):
         return input.mean(list(range(-rank, 0)), keepdim=True)
     return operation(input, wanted)
+
+
+def _wanted(rank: int, input: torch.Tensor, output_size: Any) -> list[int]:
+    """Give the sizes of an adaptive pool's result; None stands for the input's."""
+    sizes = [output_size] * rank if isinstance(output_size, int | None) else list(output_size)
+    return [n if size is None else size for n, size in zip(input.shape[-rank:], sizes, strict=True)]
 
 
 def _fill_diagonal(input: torch.Tensor, fill_value: float, wrap: bool = False) -> torch.Tensor:
@@ -258,7 +266,9 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
     F.adaptive_avg_pool1d: partial(_adaptive_avg_pool, 1, aten.adaptive_avg_pool1d),
     F.adaptive_avg_pool2d: partial(_adaptive_avg_pool, 2, aten._adaptive_avg_pool2d),
     F.adaptive_avg_pool3d: partial(_adaptive_avg_pool, 3, aten._adaptive_avg_pool3d),
-    F.adaptive_max_pool2d: _adaptive_max_pool2d,
+    F.adaptive_max_pool1d: partial(_adaptive_max_pool, 1),
+    F.adaptive_max_pool2d: partial(_adaptive_max_pool, 2),
+    F.adaptive_max_pool3d: partial(_adaptive_max_pool, 3),
     F.embedding_bag: _embedding_bag,
     F.grid_sample: _grid_sample,
     torch._VF._pack_padded_sequence: pack,

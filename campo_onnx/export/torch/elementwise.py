@@ -13,7 +13,7 @@ from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.value import Value
 from campo_onnx.export.near_zero import expm1, log1p
 from campo_onnx.export.torch.operands import FLOATS, aten, operand, promoted
-from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
+from campo_onnx.export.translation import Expected, Table, table
 
 _BOOL, _INT32 = int(TensorProto.BOOL), int(TensorProto.INT32)
 
@@ -216,6 +216,12 @@ _ZEROS = (
     *(aten.empty.memory_format, aten.empty_permuted.default, aten.new_empty_strided.default),
 )
 
+
+def _bitwise(op_type: str, g: Graph, expected: Expected, *operands: Any) -> Value:
+    name = op_type if expected.dtype == _BOOL else f"Bitwise{op_type}"
+    return elementwise(g, name, *(operand(g, x, expected.dtype) for x in operands))
+
+
 TRANSLATIONS: Table = table(
     *((op.default, partial(_unary, op_type)) for op_type, op in _UNARY.items()),
     *(
@@ -235,9 +241,10 @@ TRANSLATIONS: Table = table(
     (aten.logical_and.default, partial(_binary, "And")),
     (aten.logical_or.default, partial(_binary, "Or")),
     (aten.logical_xor.default, partial(_binary, "Xor")),
-    (aten.bitwise_and.Tensor, lambda g, e, a, b: _bitwise("And", g, e, a, b)),
-    (aten.bitwise_or.Tensor, lambda g, e, a, b: _bitwise("Or", g, e, a, b)),
-    (aten.bitwise_not.default, lambda g, e, x: _bitwise("Not", g, e, x)),
+    ((aten.bitwise_and.Tensor, aten.bitwise_and.Scalar), partial(_bitwise, "And")),
+    ((aten.bitwise_or.Tensor, aten.bitwise_or.Scalar), partial(_bitwise, "Or")),
+    ((aten.bitwise_xor.Tensor, aten.bitwise_xor.Scalar), partial(_bitwise, "Xor")),
+    (aten.bitwise_not.default, partial(_bitwise, "Not")),
     (aten.isnan.default, lambda g, e, x: elementwise(g, "IsNaN", x)),
     (aten.isinf.default, lambda g, e, x: elementwise(g, "IsInf", x)),
     (aten.where.self, _where),
@@ -262,9 +269,3 @@ TRANSLATIONS: Table = table(
     (aten.scalar_tensor.default, _scalar_tensor),
     ((aten.fill.Scalar, aten.fill.Tensor), _fill),
 )
-
-
-def _bitwise(op_type: str, g: Graph, expected: Expected, *operands: Any) -> Value:
-    if expected.dtype != _BOOL:
-        raise UntranslatableError("bits of integers")
-    return elementwise(g, op_type, *(operand(g, x, expected.dtype) for x in operands))
