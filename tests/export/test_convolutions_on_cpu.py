@@ -34,6 +34,15 @@ CONVOLUTIONS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     "one_axis": (lambda: nn.Conv1d(4, 6, 5, 2, 2, 2), (2, 4, 20)),
     "three_axes": (lambda: nn.Conv3d(4, 3, (2, 3, 1), (1, 2, 1), 1), (2, 4, 5, 6, 4)),
 }
+DEPTHWISE: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
+    "depthwise": (lambda: nn.Conv2d(4, 4, 3, padding=1, groups=4), IMAGE),
+    "strided": (lambda: nn.Conv2d(4, 8, (3, 2), stride=(2, 3), padding=(1, 0), groups=4), IMAGE),
+    "dilated": (lambda: nn.Conv2d(4, 4, 3, padding=2, dilation=2, groups=4), IMAGE),
+    "transposed": (lambda: nn.ConvTranspose2d(4, 4, 4, stride=2, padding=1, groups=4), IMAGE),
+    "one_image": (lambda: nn.Conv2d(4, 4, 3, padding=1, groups=4), (1, *IMAGE[1:])),
+    "one_axis": (lambda: nn.Conv1d(4, 4, 4, padding=3, groups=4), (2, 4, 20)),
+    "three_axes": (lambda: nn.Conv3d(4, 4, (2, 3, 1), (1, 2, 1), 1, groups=4), (2, 4, 5, 6, 4)),
+}
 
 
 def preferring(wanted: str) -> Callable[..., str]:
@@ -59,14 +68,25 @@ class Behind(nn.Module):
 @pytest.mark.parametrize("form", ["patches", "spread", "flipped", "product", "selected", "unfolded"])
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_forms(name: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Of weights "matmul", the first, or what is wanted.
+    compare(*CONVOLUTIONS[name], form, monkeypatch)
+
+
+@pytest.mark.parametrize("form", ["conv", "pairs_1", "pairs_2"])
+@pytest.mark.parametrize("name", DEPTHWISE)
+def test_forms_of_depthwise_convolutions(name: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compare(*DEPTHWISE[name], form, monkeypatch)
+
+
+def compare(
+    build: Callable[[], Any], image: tuple[int, ...], form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(patches, "_FEW", patches.LARGEST_INDEX)
     monkeypatch.setattr(weight_gradient, "_FEWEST_OUTPUTS", 1)
     for chooser in (conv_on_cpu, weight_gradient):
         monkeypatch.setattr(chooser, "cheapest", preferring(form))
-    build, image = CONVOLUTIONS[name]
     torch.manual_seed(0)
     module, x = Behind(build(), image), torch.randn(image)
-    # Of weights "matmul", the first, or what is wanted.
     assert worst_deviation(module, weighted_sum, [x], []) < TOLERANCE
 
 

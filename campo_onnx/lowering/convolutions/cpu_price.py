@@ -82,8 +82,10 @@ def _conv_us(kernel: Shape, result: Shape, attributes: Mapping[str, Any], kernel
     flops = 2.0 * batch * seen * (positions + kernels.conv_positions)
     filter_us = flops / (kernels.conv_gflop_per_s * 1e3)
     if groups > 1:
-        images_us = batch * groups * kernels.group_us
-        return filters * filter_us + gathered * kernels.group_patch_us + images_us
+        patch_us = kernels.group_patch_us
+        if kernel[1] > 1:  # the patches of several channels are copied in rows as long as the result's
+            patch_us = max(patch_us, kernels.row_us / sizes[-1])
+        return filters * filter_us + gathered * patch_us + batch * groups * kernels.group_us
     products_us = (filters + kernels.conv_filters) * filter_us
     if math.prod(kernel[2:]) == 1 and max(attributes.get("strides", [1])) == 1:
         return products_us + batch * kernels.pointwise_image_us

@@ -115,18 +115,19 @@ def _swapped(g: Graph, image: Value) -> Value:
 def _weight_gradient(g: Graph, x: Value, kernel: Value, node: Node, device: Target) -> Value | None:
     """Write what a convolution gives that is the gradient of another's weight; None where it is not."""
     count, of = kernel.rank - 2, node.attributes
-    is_large = math.prod(kernel.shape[2:]) > math.prod(node.outputs[0].shape[2:])
-    if of.get("auto_pad", b"NOTSET") != b"NOTSET" or not _is_turned(g, kernel, as_any=is_large):
+    groups, channels, result = int(of.get("group", 1)), x.shape[0], node.outputs[0].shape
+    # Of several groups, the image says what it is.
+    as_any = groups > 1 or math.prod(kernel.shape[2:]) > math.prod(result[2:])
+    if of.get("auto_pad", b"NOTSET") != b"NOTSET" or not _is_turned(g, kernel, as_any=as_any):
         return None
     gradient = _swapped(g, kernel)
-    groups, channels, result = int(of.get("group", 1)), x.shape[0], node.outputs[0].shape
     strides, dilations = (tuple(of.get(k, [1] * count)) for k in ("dilations", "strides"))
     pads = tuple(of.get("pads", [0] * 2 * count))[:count]
     if groups > 1:
         image = _ungrouped(g, x, groups)
-        if image is None or not device.hardware.is_gpu:
+        if image is None or not (device.hardware.is_gpu or channels == 1):
             return None
-    elif _is_turned(g, x, as_any=is_large):
+    elif _is_turned(g, x, as_any=as_any):
         image = _uncropped(g, _swapped(g, x), gradient, result[2:], strides, dilations, pads)
     else:
         return None

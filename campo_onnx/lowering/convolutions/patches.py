@@ -169,16 +169,21 @@ def seen_in_place(g: Graph, image: Value, readings: Sequence[Reading]) -> Value:
     sizes = image.shape[2:]
     positions = math.prod(len(r.first) for r in readings)
     taps = math.prod(len(r.offsets) for r in readings)
-    strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
-    first, offsets = (
-        _sums(numbers, strides) for numbers in zip(*((r.first, r.offsets) for r in readings), strict=True)
-    )
+    first, offsets = numbered(readings, sizes)
     flat = flat_images(g, image)
     if taps > 1 or not np.array_equal(first, np.arange(math.prod(sizes))):
         terms = (offsets[:, None], first[None])
         index = g.op("Add", *(g.constant(term.astype(np.int32)) for term in terms))
         flat = g.op("Gather", flat, index, axis=2)
     return reshape(g, flat, (batch, channels * taps, positions))
+
+
+def numbered(
+    readings: Sequence[Reading], sizes: Sequence[int]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Number the elements of an image where each position begins, and how far from there taps read."""
+    strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
+    return _sums([r.first for r in readings], strides), _sums([r.offsets for r in readings], strides)
 
 
 def _sums(numbers: Sequence[Sequence[int]], factors: Sequence[int]) -> NDArray[np.int64]:
@@ -230,7 +235,12 @@ def _along(count: int, axis: int, number: int, others: int) -> list[int]:
 
 def is_small(axes: Sequence[Axis]) -> bool:
     """Whether what the taps read is rather selected than gathered."""
-    return math.prod(axis.size * axis.result * axis.taps for axis in axes) <= _FEW
+    return selection_size(axes) <= _FEW
+
+
+def selection_size(axes: Sequence[Axis]) -> int:
+    """Count the zeros and ones by which what the taps read is selected."""
+    return math.prod(axis.size * axis.result * axis.taps for axis in axes)
 
 
 def selection(axes: Sequence[Axis]) -> NDArray[np.bool_]:

@@ -5,12 +5,14 @@
 - ``"matmul"``: the input as each tap of the kernel sees it, times the output's gradient. More nodes,
   but the work is one matrix product, the shape tensor cores are made for.
 - ``"images"``: the same with a product for each image, the results summed: nothing is transposed.
+- ``"pairs_1"``, ``"pairs_2"``: of a depthwise convolution on a CPU, every element along the last axis, or the
+  last two, times every element of the gradient (:mod:`campo_onnx.lowering.convolutions.gradient_as_pairs`).
 
-The last two never repeat more than it must. A tap that moves along an axis by steps of one may as well
-move the gradient the other way: of a 3 by 3 kernel, three taps go to each side, so that six copies are
-made instead of nine. And a kernel of one tap needs no copies at all. On a CPU ``"matmul"`` copies for
-all taps nevertheless, and lays the product out such that nothing large is transposed; there, what the taps
-see may also be selected or unfolded by products and convolutions with zeros and ones.
+``"matmul"`` and ``"images"`` never repeat more than they must. A tap that moves along an axis by steps of one
+may as well move the gradient the other way: of a 3 by 3 kernel, three taps go to each side, so that six
+copies are made instead of nine. And a kernel of one tap needs no copies at all. On a CPU ``"matmul"`` copies
+for all taps nevertheless, and lays the product out such that nothing large is transposed; there, what the
+taps see may also be selected or unfolded by products and convolutions with zeros and ones.
 """
 
 import itertools
@@ -24,7 +26,9 @@ from campo_onnx.builder.products import gemm, matmul
 from campo_onnx.builder.value import Value
 from campo_onnx.lowering.convolutions.form_choice import Form, cheapest
 from campo_onnx.lowering.convolutions.gradient_as_kernel import by_convolution
+from campo_onnx.lowering.convolutions.gradient_as_pairs import by_pairs
 from campo_onnx.lowering.convolutions.patches import (
+    LARGEST_INDEX,
     Axis,
     Geometry,
     axes_of,
@@ -34,6 +38,7 @@ from campo_onnx.lowering.convolutions.patches import (
     seen,
     seen_in_place,
     selected,
+    selection_size,
     unfolded,
 )
 from campo_onnx.targets.target import Target
@@ -52,18 +57,20 @@ def weight_gradient(
 ) -> Value:
     """Write the gradient of a weight."""
     by_kernel = partial(by_convolution, shape=shape, geometry=geometry, device=device)
+    is_gpu, axes = device.hardware.is_gpu, axes_of(x.shape, gradient.shape, shape, geometry)
+    forms: dict[str, Form] = {}
     if geometry.groups > 1:
-        return by_kernel(g, x, gradient)
-    is_gpu = device.hardware.is_gpu
-    forms: dict[str, Form] = {
-        "matmul": partial(_by_matmul if is_gpu else _on_cpu, shape=shape, geometry=geometry)
-    }
+        forms["conv"] = by_kernel
+        for count in range(1, len(axes) + 1) if shape[1] == 1 and not is_gpu else ():
+            if selection_size(axes[-count:]) <= LARGEST_INDEX:
+                forms[f"pairs_{count}"] = partial(by_pairs, shape=shape, axes=axes, count=count)
+        return forms[cheapest(g, forms, (x, gradient), device)](g, x, gradient)
+    forms["matmul"] = partial(_by_matmul if is_gpu else _on_cpu, shape=shape, geometry=geometry)
     if g.target == "cuda":  # gathering elements instead of rows of channels is slow on a CPU
         forms["images"] = partial(_by_images, shape=shape, geometry=geometry)
     if not is_gpu or math.prod(shape[2:]) > 1:  # what one tap takes is a product, which no library is slow at
         forms["conv"] = by_kernel
     if not is_gpu:
-        axes = axes_of(x.shape, gradient.shape, shape, geometry)
         if is_small(axes):
             forms["selected"] = partial(_by_selection, shape=shape, axes=axes)
         if shape[0] >= _FEWEST_OUTPUTS and g.may_use("FusedMatMul", x):
