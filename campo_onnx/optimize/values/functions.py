@@ -128,13 +128,15 @@ class Functions:
         """Whether the terms of a sum may cancel."""
         is_difference = self._signs.is_difference(node)
         if len(varying) == 1:
+            if not is_difference:
+                return False
             term = varying[0]
             is_last = term == node.inputs[1]
             is_taken = self._signs.is_negative(term) != (is_last and node.op.label == "Sub")
             constant = self._view.scalar(node.inputs[not is_last])
             is_share = is_taken and term in self._gates and abs(constant or 1.0) >= 1.0  # 1 - sigmoid(x)
             is_close = term in self._ratios or (term in self._bent and not is_share)
-            return is_difference and is_close and constant != 0.0
+            return is_close and constant != 0.0
         if len(varying) > 2 or varying[0] == varying[1]:
             return False
         a, b = varying

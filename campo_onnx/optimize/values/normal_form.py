@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from onnx import NodeProto, TensorProto
 
-from campo_onnx.ir.view import GraphView, OpNode, TensorKind
+from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.ops.fold import fold, is_small, may_fold
 from campo_onnx.ops.key import OpKey, op_keys
 from campo_onnx.optimize.values.sum_ops import contracted_terms
@@ -16,6 +16,7 @@ from campo_onnx.optimize.values.sum_ops import contracted_terms
 _FLOAT, _DOUBLE = int(TensorProto.FLOAT), int(TensorProto.DOUBLE)
 _MUL, _SUM, _TRANSPOSE = OpKey("", "Mul"), OpKey("", "ReduceSum"), OpKey("", "Transpose")
 _PRODUCTS = op_keys("Einsum MatMul")
+_FILL = OpKey("", "ConstantOfShape")
 
 
 def in_normal_form(view: GraphView, protos: Iterable[NodeProto]) -> GraphView:
@@ -31,14 +32,14 @@ def in_normal_form(view: GraphView, protos: Iterable[NodeProto]) -> GraphView:
         output = tensors.get(node.outputs[0]) if len(node.outputs) == 1 else None
         if output is None or output.dtype != _FLOAT or output.shape is None or not is_small(output.shape):
             continue
-        if output.name not in values and may_fold(proto) and all(t in values for t in node.inputs):
+        if output.name in values or node.op == _FILL or not may_fold(proto):  # a fill has its range anyway
+            continue
+        if all(t in values for t in node.inputs):
             read = [values[t] for t in node.inputs]
             folded = fold(proto, [value.shape for value in read], read, view.opset.get(node.op.domain, 1))
             values.update((output.name, value) for value in folded if value is not None)
-        if output.name in values:
-            tensors[output.name] = replace(output, kind=TensorKind.CONSTANT)
     nodes = tuple(_named(node, view) if node.op in _PRODUCTS else node for node in view.nodes)
-    is_normal = tensors == view.tensors and nodes == view.nodes
+    is_normal = tensors == view.tensors and nodes == view.nodes and len(values) == len(view.values)
     return view if is_normal else replace(view, nodes=nodes, tensors=tensors, values=values)
 
 
