@@ -26,7 +26,7 @@ from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.planning.pipeline import decide, problem_of
-from campo_onnx.targets.detect import resolve_target
+from campo_onnx.targets.detect import resolve_target, this_cpu
 from campo_onnx.targets.target import Target
 
 Facts = dict[str, Any]
@@ -109,7 +109,7 @@ def prepare(name: str, graphs: Path, key: str, costs: str = "auto") -> None:
     feeds = first_state(module, model) | dict(zip(batch, values, strict=True))
     save_file({key: value.copy() for key, value in feeds.items()}, folder / FEEDS)
     imported, target = import_model(model), target_here()
-    beside = as_it_runs(imported, Place(target=resolve_target("auto", "onnxruntime")[0]))
+    beside = as_it_runs(imported, Place(target=this_cpu("onnxruntime")))
     export_model(beside.model, folder / f"{LOWERED}.onnx")
     plans = write_plans(form_for_all(imported, target), target, costs, folder)
     write_expected(model, feeds, PLANS, folder)
