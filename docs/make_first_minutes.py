@@ -126,7 +126,7 @@ STEPS = (
         text="This processor has BF16 units, and OpenVINO uses them.",
     ),
     Step(
-        command="campo-onnx optimize unscaled.onnx --device zen4 --runtime openvino --verify -o faster.onnx",
+        command="campo-onnx optimize unscaled.onnx --runtime openvino --verify -o faster.onnx",
         text="`--verify` measures the step before and after, and writes FP32 unless the mixed one is faster.",
         lines=8,
     ),
@@ -249,8 +249,8 @@ def block(command: str, output: str, code: int) -> str:
     return f"```console\n$ {command}\n{output}".rstrip() + f"{ended}\n```\n"
 
 
-def page(place: Place) -> str:
-    """Walk, and write down."""
+def page(place: Place, origin: str) -> str:
+    """Walk, and write down; `origin` tells how the program was installed."""
     from first_minutes_models import write_models  # needs torch
 
     shutil.copy(OWN_MODEL, place.folder / "step.onnx")
@@ -278,8 +278,8 @@ def page(place: Place) -> str:
     head = (
         "# The first ten minutes\n\n"
         "<!-- by docs/make_first_minutes.py; edit that, not this -->\n\n"
-        f"What a newcomer types, and what comes back: {version} from its wheel, with the extras `report`\n"
-        f"and `openvino`, in a fresh environment, on {datetime.now(UTC):%Y-%m-%d} with Python "
+        f"What a newcomer types, and what comes back: {version} {origin},\n"
+        f"on {datetime.now(UTC):%Y-%m-%d} with Python "
         f"{platform.python_version()}, on a machine without a GPU, at\n"
         f"80 columns, with `NO_COLOR`. Every figure for a GPU is a prediction. {_told_of_load()}\n"
     )
@@ -322,10 +322,14 @@ def main() -> None:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
-        programs = installed(scratch) if asked.program is None else asked.program.absolute().parent
+        if asked.program is None:
+            programs = installed(scratch)
+            origin = "from its wheel, with the extras `report`\nand `openvino`, in a fresh environment"
+        else:
+            programs, origin = asked.program.absolute().parent, "from an environment that was there"
         folder = scratch / "walk"
         folder.mkdir()
-        text = page(Place(programs=programs, folder=folder))
+        text = page(Place(programs=programs, folder=folder), origin)
     PAGE.write_text(text, encoding="utf-8")
     print(f"{PAGE}: {len(text.splitlines())} lines")
 
