@@ -213,10 +213,11 @@ def _time_score(rows: Sequence[tuple[Mapping[str, float], float]], correction: M
     Twice and half the time count alike: by M_A, a model that predicts too little everywhere would win.
     """
     factors = [
-        abs(math.log(model.fp32_us(events) / time_us))
+        abs(math.log(predicted_us / time_us)) if predicted_us > 0 else math.inf
         for rest, tests in _folds(rows)
         for model in (_time_model(rest, correction),)
         for events, time_us in tests
+        for predicted_us in (model.fp32_us(events),)
     ]
     return -round(float(np.mean(factors)), 3)  # of models that are as good, the simpler one is taken
 

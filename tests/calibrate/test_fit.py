@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from campo_onnx.calibrate import fit
 from campo_onnx.calibrate.cast_model import CastModel, Knee
 from campo_onnx.calibrate.fit import (
     METHODS,
@@ -251,3 +252,9 @@ def test_what_a_sample_was_made_from_may_change() -> None:
     assert sample.events == {"flops": 1.0}
     with pytest.raises(TypeError):
         sample.events["flops"] = 3.0  # type: ignore[index]
+
+
+def test_a_model_that_predicts_no_time_at_all_is_the_worst_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = TimeModel(features=("flops",), weights=(0.0,), constant_us=0.0)
+    monkeypatch.setattr(fit, "_time_model", lambda rows, correction: nothing)
+    assert fit._time_score([({"flops": 1.0}, 2.0)] * 20, None) == -math.inf

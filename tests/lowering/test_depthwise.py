@@ -26,7 +26,9 @@ class Convolution:
     def __init__(
         self, batch, channels, size, taps, *, stride=1, padding=None, dilation=1, outputs=0, groups=0
     ):
-        each = lambda number: (number,) * len(size)  # noqa: E731
+        def each(number):
+            return (number,) * len(size)
+
         self.geometry = Geometry(
             strides=each(stride),
             pads=each((taps - 1) // 2 if padding is None else padding),

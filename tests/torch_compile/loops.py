@@ -158,21 +158,21 @@ def difference(seed: int, runtime: str = "onnxruntime") -> str:
         for own, p in zip(eager.parameters(), module.parameters(), strict=True):
             own.requires_grad_(p.requires_grad)
         exact = copy.deepcopy(eager).double()
-        if action == "evaluate" and (found := _evaluated((module, eager, exact), run, batches[0], is_low)):
-            return f"step {step}, evaluation: {found}"
+        if action == "evaluate" and (fault := _evaluated((module, eager, exact), run, batches[0], is_low)):
+            return f"step {step}, evaluation: {fault}"
         for call, each in ((run, module), (eager, eager)):
             torch.manual_seed(step)
             with torch.autocast("cpu", torch.bfloat16, enabled=is_low):
                 _gradients(call, each, batches, action)
-        if is_low or (found := _differ(module, eager)):
+        if is_low or (fault := _differ(module, eager)):
             torch.manual_seed(step)
             _gradients(exact, exact, batches, action)
             if is_low:
-                found = _further(module, eager, exact)
+                fault = _further(module, eager, exact)
             elif _is_as_exact(module, eager, exact):
-                found = ""
-            if found:
-                return f"step {step} {action!r}{', autocast' * is_low}: {found}"
+                fault = ""
+            if fault:
+                return f"step {step} {action!r}{', autocast' * is_low}: {fault}"
         optimizer.step()
         if action == "save":
             saved = copy.deepcopy((module.state_dict(), optimizer.state_dict()))
@@ -316,10 +316,10 @@ def main() -> None:
             if time.monotonic() > ends:
                 sys.exit("stopped by --limit-s; the same command goes on")
             try:
-                found = difference(seed, options.runtime)
+                fault = difference(seed, options.runtime)
             except Exception as error:  # one program must not end the campaign
-                found = f"{type(error).__name__}: {str(error)[:200]}"
-            file.write(json.dumps({"seed": seed, "runtime": options.runtime, "difference": found}) + "\n")
+                fault = f"{type(error).__name__}: {str(error)[:200]}"
+            file.write(json.dumps({"seed": seed, "runtime": options.runtime, "difference": fault}) + "\n")
             file.flush()
 
 
