@@ -61,6 +61,8 @@ class Session:
         Operators of the quick calibration; those of ``calibrate --quick`` where empty.
     shapes
         Its shapes of each; with 24, a GPU has time for the rest within half an hour.
+    round_s
+        Seconds after which no further round of steps that take turns begins.
     """
 
     folder: Path
@@ -70,6 +72,7 @@ class Session:
     forms: Mapping[str, Mapping[str, Path]] = field(default_factory=dict)
     ops: tuple[str, ...] = ()
     shapes: int = 24
+    round_s: float = 40.0
 
     @property
     def provider(self) -> str:

@@ -18,6 +18,7 @@ session_<provider>.tar.gz as well, and to calibration_<provider>.json and .md. W
 import argparse
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -27,9 +28,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_machine import LOW, Session, check_provider, count_some, facts, step_of
+from benchmarks.gpu_plans import planned
 from benchmarks.gpu_steps import (
     CAPTURED,
     EVERY,
+    METERED,
     REPLANNED,
     bench_forms,
     bench_graph,
@@ -42,7 +45,14 @@ from benchmarks.gpu_steps import (
     time_variants,
     weight_gradient,
 )
-from benchmarks.gpu_torch import against_torch, zoo_model
+from benchmarks.gpu_torch import (
+    ALL_SIDES,
+    CAPTURED_SIDES,
+    COMPILED_SIDES,
+    REPLANNED_SIDES,
+    against_torch,
+    zoo_model,
+)
 from benchmarks.pages import RESULTS, STUB, made, publish, refuse_stub
 from benchmarks.steps import (
     TO_BE_CONTINUED,
@@ -87,19 +97,21 @@ def steps_of(session: Session, *, full: bool) -> Iterator[Step]:
     yield step("facts", 10, facts)
     yield step("provider", 20, check_provider)
     for graph in first:
-        yield step(f"bench_{graph.stem}", 60, bench_graph, graph, EVERY)
         yield from _beside_others(graph, step)
     yield step("calibration_quick", 420, calibrate_device, LOW, False, False, **quick)
     yield step("launches", 10, time_launches)
-    for graph in first:
-        yield step(f"bench_{graph.stem}_calibrated", 30, bench_graph, graph, REPLANNED)
-    for graph in others:
-        yield step(f"bench_{graph.stem}", 60, bench_graph, graph, EVERY)
+    yield from _calibrated(first, step)
     for graph in others:
         yield from _beside_others(graph, step)
+    yield from _calibrated(others, step)
+    if not session.on_cpu:
+        for graph in filter(zoo_model, session.graphs):
+            yield step(f"torch_{graph.stem}_captured", 40, against_torch, graph, CAPTURED_SIDES)
+    for graph in filter(zoo_model, session.graphs):
+        yield step(f"bench_{graph.stem}", 100, bench_graph, graph, EVERY)
     if not session.on_cpu:
         for graph in session.graphs:
-            yield step(f"bench_{graph.stem}_captured", 50, bench_graph, graph, CAPTURED)
+            yield step(f"bench_{graph.stem}_captured", 100, bench_graph, graph, CAPTURED)
             yield step(f"variants_{graph.stem}", 20, time_variants, graph)
     yield from _details(session, step)
     if not session.on_cpu:
@@ -112,16 +124,32 @@ def steps_of(session: Session, *, full: bool) -> Iterator[Step]:
 
 
 def _beside_others(graph: Path, step: Callable[..., Step]) -> Iterator[Step]:
-    """A graph beside PyTorch, and its mixed forms beside FP32's numbers."""
+    """A graph as strategies plan it, beside PyTorch where that has the model, and FP32's numbers."""
     if zoo_model(graph):
-        yield step(f"torch_{graph.stem}", 75, against_torch, graph)
+        yield step(f"torch_{graph.stem}", 45, against_torch, graph, ALL_SIDES)
+    else:
+        yield step(f"bench_{graph.stem}", 100, bench_graph, graph, EVERY)
     yield step(f"numerics_{graph.stem}", 10, compare_numbers, graph)
+
+
+def _calibrated(graphs: Sequence[Path], step: Callable[..., Step]) -> Iterator[Step]:
+    """Graphs as they are planned with what was just measured."""
+    for graph in graphs:
+        if zoo_model(graph):
+            yield step(f"torch_{graph.stem}_calibrated", 30, against_torch, graph, REPLANNED_SIDES)
+        else:
+            yield step(f"bench_{graph.stem}_calibrated", 60, bench_graph, graph, REPLANNED)
 
 
 def _details(session: Session, step: Callable[..., Step]) -> Iterator[Step]:
     """What explains a step's time."""
     for name, forms in session.forms.items():
         yield step(f"forms_{name}", 80, bench_forms, forms)
+    if not session.on_cpu:
+        for graph in session.graphs:
+            yield step(f"energy_{graph.stem}", 30, bench_graph, graph, METERED)
+        for graph in filter(zoo_model, session.graphs):
+            yield step(f"compiled_{graph.stem}", 75, against_torch, graph, COMPILED_SIDES)
     yield step("casts", 60, sweep_casts)
     yield step("alignment", 60, sweep_alignment)
     yield step("weight_gradient", 30, weight_gradient)
@@ -171,8 +199,8 @@ def collect(session: Session, records: Records) -> dict[str, Any]:
         "methods": [method.name for method in METHODS],
         "calibrations": calibrations,
         "profiles": by_graph("profile_"),
-        "benches": by_graph("bench_") | by_graph("forms_"),
-        "torch": by_graph("torch_"),
+        "benches": by_graph("bench_") | by_graph("forms_") | by_graph("energy_"),
+        "torch": by_graph("torch_") | by_graph("compiled_"),
         "numerics": by_graph("numerics_"),
         "variants": by_graph("variants_"),
         **{name: results.get(name) for name in ("launches", "weight_gradient", "counters", "alignment")},
@@ -235,6 +263,8 @@ def main() -> int:
     add("--quick", action="store_true", help="leave the full calibration out")
     add("--ops", type=lambda text: text.split(","), default=[], help="operators of the quick calibration")
     add("--shapes", type=int, default=24, help="shapes of each in the quick calibration")
+    add("--round-s", type=float, default=40.0, help="for steps that take turns, after which no round begins")
+    add("--prepare", metavar="DEVICE", help="plan the graphs for a GPU that is not here, and measure nothing")
     add("--threads", type=int, default=0)
     add("--store", type=Path, default=None, help="kept beside the results by default")
     # For how many seconds, and for which process: see supervision.py.
@@ -242,13 +272,15 @@ def main() -> int:
     add_arguments(parser, work=str(RESULTS))
     options = parser.parse_args()
     try:
-        if options.plan and options.device == "cuda" and cuda_problem():
-            here, figures = _ABSENT, target("h100")  # a plan needs no GPU
+        if options.prepare or (options.plan and options.device == "cuda" and cuda_problem()):
+            here, figures = _ABSENT, target(options.prepare or "h100")  # a plan needs no GPU
         else:
             here = machine(processor_for(options.device), options.threads)
             figures = target_of(here)
         refuse_stub(asdict(here), options.work)
         with _opened(options, here, figures) as session:
+            if options.prepare:
+                return _prepare(session, options.work)
             return _work(session, options) if options.worker is not None else _lead(session, options)
     except CampoError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -271,6 +303,7 @@ def _opened(options: argparse.Namespace, here: Machine, figures: Target) -> Iter
             forms=forms,
             ops=tuple(options.ops),
             shapes=options.shapes,
+            round_s=options.round_s,
         )
 
 
@@ -291,6 +324,20 @@ def _work(session: Session, options: argparse.Namespace) -> int:
 def _unexpected(records: Records) -> set[str]:
     """Failures that a process does not survive, by name and time."""
     return {f"{name} {step['finished_at']}" for name, step in records.all().items() if "traceback" in step}
+
+
+def _prepare(session: Session, work: Path) -> int:
+    """Plan every graph, with the session's calibration if it made one, and write the archive."""
+    compared = REPLANNED if session.calibrated else EVERY
+    for graph in session.graphs:
+        began = time.monotonic()
+        members = planned(graph, compared.labels, session)
+        names = ", ".join(" = ".join(member.labels) for member in members)
+        print(f"{graph.stem}: {names} ({time.monotonic() - began:.0f} s)", flush=True)
+    archive = work / f"{session.folder.name}.tar.gz"
+    pack(session.folder, archive)
+    print(f"wrote {archive}: carry it, and give it to --resume")
+    return 0
 
 
 def _lead(session: Session, options: argparse.Namespace) -> int:

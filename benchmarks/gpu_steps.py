@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.evaluation.stepped import Candidate, Effort, candidates
+from benchmarks.evaluation.stepped import Candidate, Effort
 from benchmarks.evaluation.stepped import measure as measure_graphs
 from benchmarks.evaluation.strategies import CAMPO, FP32, OPTIMAL, TF_AMP, TORCH_AMP
 from benchmarks.gpu_machine import LOW, Session, both_us, matmul
+from benchmarks.gpu_plans import planned
 from benchmarks.steps import Call, StepError
 from campo_onnx.calibrate.run import FULL, QUICK, Workload, calibrate
 from campo_onnx.calibrate.samples import cast_samples
@@ -33,7 +34,7 @@ from campo_onnx.runtime.onnxruntime.ncu import LIMIT_S, count
 from campo_onnx.runtime.registry import load
 
 _LARGEST_SWEEP = 64  # sizes of casts: a full calibration measures more, and is a step of its own
-_BENCH = Effort(steps=50, budget_s=40.0)
+_BENCH = Effort(steps=50, budget_s=40.0, energy=False)
 _VARIANT_LIMIT_S = 60.0
 
 
@@ -46,10 +47,10 @@ class Compared:
 
 
 EVERY = Compared(labels=(FP32, TF_AMP, TORCH_AMP, CAMPO, OPTIMAL), effort=_BENCH)
-REPLANNED = Compared(labels=(FP32, CAMPO, OPTIMAL), effort=replace(_BENCH, budget_s=15.0))
-CAPTURED = Compared(
-    labels=(FP32, TF_AMP, OPTIMAL), effort=Effort(steps=50, budget_s=30.0, cuda_graph=True, energy=False)
-)
+REPLANNED = Compared(labels=(FP32, TF_AMP, CAMPO, OPTIMAL), effort=replace(_BENCH, budget_s=15.0))
+CAPTURED = Compared(labels=(FP32, TF_AMP, OPTIMAL), effort=replace(_BENCH, budget_s=30.0, cuda_graph=True))
+METERED = Compared(labels=(FP32, TF_AMP, OPTIMAL), effort=Effort(steps=6, budget_s=5.0))
+"""For energy, whose samples take a second each."""
 
 
 def time_launches(session: Session, call: Call) -> dict[str, float]:
@@ -114,13 +115,13 @@ def weight_gradient(session: Session, call: Call) -> list[dict[str, Any]]:
 
 def bench_graph(graph: Path, compared: Compared, session: Session, call: Call) -> dict[str, Any]:
     """Step a graph in FP32 and as strategies plan it, in turns."""
-    members = candidates(graph, session.device, compared.labels, session.calibrated)
+    members = planned(graph, compared.labels, session)
     return _measured(members, compared.effort, session, call)
 
 
 def compare_numbers(graph: Path, session: Session, call: Call) -> dict[str, Any]:
     """Run the FP32 step and mixed ones on the same inputs: their losses, and how far each output is off."""
-    exact, *others = candidates(graph, session.device, (FP32, TF_AMP, OPTIMAL), session.calibrated)
+    exact, *others = planned(graph, (FP32, TF_AMP, OPTIMAL), session)
     feeds = synthesize(exact.imported.view)
     here = session.bench.machine
     expected = load(exact.imported.model, here, folder=exact.imported.folder).run(feeds)
@@ -166,13 +167,14 @@ def bench_forms(forms: Mapping[str, Path], session: Session, call: Call) -> dict
     """Step the graphs of a model whose convolutions' weight gradients differ in form, FP32 and optimal."""
     members = []
     for form, graph in forms.items():
-        for member in candidates(graph, session.device, (FP32, OPTIMAL), session.calibrated):
+        for member in planned(graph, (FP32, OPTIMAL), session):
             labels = tuple(f"{form}, {label}" for label in member.labels)
             members.append(replace(member, labels=labels))
     return _measured(members, _BENCH, session, call)
 
 
 def _measured(members: Sequence[Candidate], effort: Effort, session: Session, call: Call) -> dict[str, Any]:
+    effort = replace(effort, budget_s=min(effort.budget_s, session.round_s))
     measured = measure_graphs(members, session.bench.machine, effort, None, call.deadline)
     calibrated = session.calibrated
     return measured | {"planned_with": calibrated.name if calibrated else "shipped or public figures"}

@@ -1,4 +1,4 @@
-"""The zoo's models as PyTorch itself trains them, in turns with our graphs: what a user would pick otherwise.
+"""The zoo's models as strategies mix them and as PyTorch itself trains them, step by step in turns.
 
 Parameters, buffers and the batch are those of the graph, so that both do the same step from the same state.
 PyTorch runs with its own defaults, and with its mixed precision as its documentation has it: autocast to
@@ -7,7 +7,7 @@ the FP16 form compiled.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.evaluation.stepped import candidates
-from benchmarks.evaluation.strategies import FP32, OPTIMAL
+from benchmarks.evaluation.stepped import Candidate
+from benchmarks.evaluation.strategies import CAMPO, FP32, OPTIMAL, TF_AMP, TORCH_AMP
 from benchmarks.gpu_machine import Session
-from benchmarks.steps import Call, StepError
+from benchmarks.gpu_plans import planned
+from benchmarks.steps import Call
 from benchmarks.zoo import TITLES
+from campo_onnx.bench.graphs import Graph
+from campo_onnx.bench.loading import Buffers, open_step
 from campo_onnx.bench.rounds import Schedule, time_rounds
 from campo_onnx.bench.statistics import median_interval, paired_speedup
 from campo_onnx.errors import CampoError
-from campo_onnx.ir.importer import Imported
 from campo_onnx.runtime.feeds import Feeds, synthesize
-from campo_onnx.runtime.registry import load
 from campo_onnx.runtime.timing import GPU_SPIN_S
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 LR, LOSS_SCALE = 1e-3, 1024.0
 EAGER = "torch"
-SCHEDULE = Schedule(rounds=50, warmup=3, budget_s=40.0)
+SCHEDULE = Schedule(rounds=50, warmup=3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +53,36 @@ FORMS: Mapping[str, Form] = {
     "torch AMP": Form(low="float16"),
     "torch AMP, BF16": Form(low="bfloat16"),
     "torch AMP, channels last": Form(low="float16", is_channels_last=True),
-    "torch.compile, AMP": Form(low="float16", is_compiled=True),
 }
+
+_ADVISED = {label: FORMS[label] for label in (EAGER, "torch AMP")}
+_COMPILED = {EAGER: Form(), "torch.compile, AMP": Form(low="float16", is_compiled=True)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sides:
+    """Who takes turns: our strategies, and ways in which PyTorch trains.
+
+    Parameters
+    ----------
+    labels
+        Strategies.
+    forms
+        Ways of PyTorch, by label.
+    captures
+        Whether our steps run as CUDA graphs.
+    """
+
+    labels: Sequence[str]
+    forms: Mapping[str, Form]
+    captures: bool = False
+
+
+ALL_SIDES = Sides(labels=(FP32, TF_AMP, TORCH_AMP, CAMPO, OPTIMAL), forms=FORMS)
+REPLANNED_SIDES = Sides(labels=(FP32, TF_AMP, CAMPO, OPTIMAL), forms=_ADVISED)
+CAPTURED_SIDES = Sides(labels=(FP32, TF_AMP, OPTIMAL), forms=_ADVISED, captures=True)
+COMPILED_SIDES = Sides(labels=(FP32, OPTIMAL), forms=_COMPILED)
+"""Apart, as a compiler takes a minute for a model."""
 
 _AHEAD = 20
 """Steps that PyTorch is given without waiting for their ends, as in a loop that reads no loss."""
@@ -71,57 +100,84 @@ def zoo_model(graph: Path) -> str | None:
     return name if name in TITLES and batch.isdecimal() else None
 
 
-def against_torch(graph: Path, session: Session, call: Call) -> dict[str, Any]:
-    """Step a model in ONNX Runtime, FP32 and optimal, and in PyTorch, in turns."""
-    try:
-        import torch
+def against_torch(graph: Path, sides: Sides, session: Session, call: Call) -> dict[str, Any]:
+    """Step a model in ONNX Runtime, as strategies plan it, and in PyTorch, in turns.
 
-        from benchmarks.zoo.export import ZOO
-    except ImportError as error:
-        raise StepError(f"PyTorch and onnxscript are needed: {error}") from None
-    if not session.on_cpu and not torch.cuda.is_available():
-        raise StepError("PyTorch finds no GPU here")
-    call.deadline.need(SCHEDULE.budget_s or 0.0)
-    name = zoo_model(graph)
-    assert name is not None
-    own = candidates(graph, session.device, (FP32, OPTIMAL), session.calibrated)
+    Every graph is loaded once, for all rounds: on a lent machine there is no time for more. What depends on a
+    load, such as the algorithms that cuDNN's search chose, is in the figures of :func:`bench_graph` alone.
+    """
+    call.deadline.need(session.round_s)
+    zoo, problem = _zoo(session)
+    own = planned(graph, sides.labels, session)
     feeds = _settled(synthesize(own[0].imported.view))
+    buffers = Buffers(own[0].imported.view, feeds, session.bench.machine, seed=0)
     steps: dict[str, Callable[[], None]] = {}
-    failures: dict[str, str] = {}
+    failures: dict[str, str] = {EAGER: problem} if problem else {}
     losses: dict[str, float] = {}
     for member in own:
+        call.deadline.tick(0, 1)
         with _failing_into(failures, member.labels[0]):
-            losses[member.labels[0]], steps[member.labels[0]] = _our_step(member.imported, feeds, session)
-    device = torch.device("cpu" if session.on_cpu else "cuda")
+            loss, step = _our_step(member, buffers, sides, session)
+            losses[member.labels[0]], steps[member.labels[0]] = loss, step
     ahead: dict[str, Callable[[], None]] = {}
-    for label in (EAGER,) if session.on_cpu else FORMS:
+    for label in () if problem else (EAGER,) if session.on_cpu else sides.forms:
         with _failing_into(failures, label):
-            eager = _EagerStep.make(ZOO[name], feeds, device, FORMS[label])
+            entry = zoo[zoo_model(graph) or ""]
+            eager = _EagerStep.make(entry, feeds, "cpu" if session.on_cpu else "cuda", sides.forms[label])
             losses[label] = eager.loss_of_step()
             steps[label], ahead[label] = eager.step_and_wait, eager.steps_ahead
-    labels = [*steps]
-    schedule = replace(SCHEDULE, spin_s=0.0 if session.on_cpu else GPU_SPIN_S)
+    timed = [*steps]
+    spin_s = 0.0 if session.on_cpu else GPU_SPIN_S
+    schedule = replace(SCHEDULE, budget_s=session.round_s, spin_s=spin_s)
     rounds = time_rounds(steps, schedule, on_progress=call.deadline.tick)
     failures |= {label: failure.text for label, failure in rounds.failures.items()}
-    samples_us = {label: rounds.samples_us.get(label, ()) for label in labels if label not in failures}
-    eager_us = samples_us.get(EAGER, ())
+    samples_us = {label: rounds.samples_us.get(label, ()) for label in timed if label not in failures}
+    eager_us, fp32_us = samples_us.get(EAGER, ()), samples_us.get(FP32, ())
+    plans = {member.labels[0]: member for member in own}
     rows = {
         label: {
             "step_us": asdict(median_interval(times_us)),
             "over_torch": _interval(paired_speedup(eager_us, times_us)),
+            "over_fp32": _interval(paired_speedup(fp32_us, times_us)) if label in plans else None,
+            "also": plans[label].labels[1:] if label in plans else (),
+            "predicted_us": plans[label].predicted_us if label in plans else None,
+            "casts": plans[label].casts if label in plans else None,
             "ahead_us": _ahead_us(ahead[label]) if label in ahead else None,
             "loss": losses[label],
         }
         for label, times_us in samples_us.items()
     }
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     return {
         "rows": rows,
         "failures": failures,
+        **({} if problem else _torch_facts()),
+        "planned_with": session.calibrated.name if session.calibrated else "shipped or public figures",
+        "rounds": rounds.count,
+        "captured": sides.captures,
+    }
+
+
+def _zoo(session: Session) -> tuple[Mapping[str, "Entry"], str]:
+    """Import PyTorch and its models, or say why it takes no turns: then our graphs do."""
+    try:
+        import torch
+
+        from benchmarks.zoo.export import ZOO
+    except ImportError as error:
+        return {}, f"PyTorch and onnxscript are needed: {error}"
+    if not session.on_cpu and not torch.cuda.is_available():
+        return {}, "PyTorch finds no GPU here"
+    return ZOO, ""
+
+
+def _torch_facts() -> dict[str, Any]:
+    import torch
+
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    return {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "tf32": {"convolutions": cudnn.allow_tf32, "products": matmul.allow_tf32},
-        "rounds": rounds.count,
     }
 
 
@@ -140,9 +196,13 @@ def _failing_into(failures: dict[str, str], label: str) -> Iterator[None]:
         failures[label] = (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _our_step(imported: Imported, feeds: Feeds, session: Session) -> tuple[float, Callable[[], None]]:
-    program = load(imported.model, session.bench.machine, folder=imported.folder)
-    return float(program.run(feeds)["loss"]), program.placed(feeds)
+def _our_step(
+    member: Candidate, buffers: Buffers, sides: Sides, session: Session
+) -> tuple[float, Callable[[], None]]:
+    graph = Graph(name=member.labels[0], imported=member.imported)
+    step, _ = open_step(graph, buffers, session.bench.machine, cuda_graph=sides.captures)
+    step()
+    return float(buffers.outputs["loss"].read()), step
 
 
 def _interval(interval: Any) -> dict[str, float] | None:
@@ -169,9 +229,10 @@ class _EagerStep:
     low: "torch.dtype | None"
 
     @classmethod
-    def make(cls, entry: "Entry", feeds: Feeds, device: "torch.device", form: Form) -> "_EagerStep":
+    def make(cls, entry: "Entry", feeds: Feeds, processor: str, form: Form) -> "_EagerStep":
         import torch
 
+        device = torch.device(processor)
         with device:
             module = entry.build()
         _load(module, feeds)

@@ -59,7 +59,7 @@ def _planned(graph: Path, options: Options, labels: Collection[str]) -> Iterator
         strategy, lists = STRATEGIES[label]
         chosen = replace(options, strategy=strategy, lists=oplists(lists))
         result = optimize_model(graph, chosen)
-        yield label, result.plan, import_model(graph if label == FP32 else result.model)
+        yield label, result.plan, import_model(result.model)
         if label in PADDING and result.plan.pads:
             without = optimize_model(graph, replace(chosen, pads=False))
             yield f"{label}, no padding", without.plan, import_model(without.model)
