@@ -150,7 +150,7 @@ def against_torch(graph: Path, sides: Sides, session: Session, call: Call) -> di
     return {
         "rows": rows,
         "failures": failures,
-        **({} if problem else _torch_facts()),
+        **({"torch": ""} if problem else _torch_facts()),
         "planned_with": session.calibrated.name if session.calibrated else "shipped or public figures",
         "rounds": rounds.count,
         "captured": sides.captures,
