@@ -14,7 +14,7 @@ from campo_onnx.runtime.openvino.installed import ov
 _BF16 = helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16)
 _CONVOLUTIONS = {"Convolution": "convolution", "GroupConvolution": "group_convolution"}
 _GROUPED = frozenset({"GroupConvolution", "GroupConvolutionBackpropData"})
-_BEYOND = 0.51 * float(np.finfo(np.float32).max)  # of half a finite number
+_ABOVE_MINUS_INFINITY = frozenset({"Relu", "Sigmoid", "Tanh", "Exp", "Softmax"})
 _TILE_DEPTH = 32  # numbers in BF16 that a row of a tile of AMX holds
 
 
@@ -33,7 +33,7 @@ def repair(graph: Any) -> None:
             _cast_apart(node)
         elif node.get_type_name() == "TopK":
             _stabilize(node)
-        elif node.get_type_name() in ("ReduceMax", "ReduceMin") and node.get_element_type().is_real():
+        elif _may_lose_infinity(node):
             _keep_infinity(node)
         elif node.get_type_name() in _CONVOLUTIONS:
             _repair_convolution(node)
@@ -85,23 +85,48 @@ def _stabilize(node: Any) -> None:
         _replace(node, ov.opset13.topk(data, count, *(settings[name] for name in names), stable=True))
 
 
+def _may_lose_infinity(node: Any) -> bool:
+    """Whether a reduction or pool begins with the largest or lowest finite number, and may end with it."""
+    operator = node.get_type_name()
+    if operator not in ("ReduceMax", "ReduceMin", "MaxPool"):
+        return False
+    kind, source = node.get_output_element_type(0), node.input_value(0).get_node().get_type_name()
+    is_bounded = operator != "ReduceMin" and source in _ABOVE_MINUS_INFINITY
+    begins_with_infinity = operator == "MaxPool" and kind == ov.Type.bf16
+    return bool(kind.is_real()) and not is_bounded and not begins_with_infinity
+
+
 def _keep_infinity(node: Any) -> None:
     """Let the maximum of nothing but -inf be -inf: the plugin begins with the lowest finite number.
 
-    Halves are compared, of which no finite one is that low. A row of attention that is masked whole is found
-    by its maximum.
+    Halves are compared, of which no finite one is that low: twice the number that it begins with is -inf. A
+    row of attention that is masked whole is told by its maximum.
     """
-    is_maximum, kind = node.get_type_name() == "ReduceMax", node.get_element_type()
-    reduce = ov.opset13.reduce_max if is_maximum else ov.opset13.reduce_min
-    sign = -1.0 if is_maximum else 1.0
-    half = ov.opset13.multiply(node.input_value(0), _numbers(kind, 0.5))
-    extreme = reduce(half, node.input_value(1), node.get_attributes()["keep_dims"])
-    size = ov.opset13.multiply(extreme, _numbers(kind, sign))
-    is_beyond = ov.opset13.greater(size, _numbers(kind, _BEYOND))
-    whole = ov.opset13.multiply(extreme, _numbers(kind, 2.0))
-    name = node.get_friendly_name()
-    _replace(node, ov.opset13.select(is_beyond, _numbers(kind, sign * np.inf), whole))
-    extreme.set_friendly_name(name)
+    kind, data = node.get_output_element_type(0), node.input_value(0)
+    readers = node.output(0).get_target_inputs()
+    node.input(0).replace_source_output(ov.opset13.multiply(data, _numbers(kind, 0.5)).output(0))
+    whole = ov.opset13.multiply(node.output(0), _numbers(kind, 2.0))
+    whole.set_friendly_name(node.get_friendly_name())
+    names = node.output(0).get_names()
+    for reader in readers:
+        reader.replace_source_output(whole.output(0))
+    node.output(0).set_names(set())
+    whole.output(0).set_names(names)
+    if not names:
+        _subtract_finite(whole, data, readers)
+
+
+def _subtract_finite(extreme: Any, data: Any, readers: Any) -> None:
+    """Let ReduceLogSumExp of nothing but -inf be -inf: as OpenVINO reads it, -inf is subtracted from -inf.
+
+    Tensors that have no name are its own. Numbers less the lowest finite one are -inf, the sum of their
+    exponentials is 0, and its logarithm -inf.
+    """
+    least, most = np.finfo(np.float32).min, np.finfo(np.float32).max
+    for reader in readers:
+        node = reader.get_node()
+        if node.get_type_name() == "Subtract" and reader.get_index() == 1 and node.input_value(0) == data:
+            reader.replace_source_output(ov.opset13.clamp(extreme, least, most).output(0))
 
 
 @cache

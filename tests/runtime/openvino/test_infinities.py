@@ -51,6 +51,69 @@ def test_extremes_of_infinities_in_bf16():
     np.testing.assert_allclose(values, [-np.inf, np.inf, 0.0], atol=1e-29)
 
 
+KERNELS = [("2", "2,3,4"), ("2, 2", "2,3,4,4"), ("2, 2, 2", "1,16,4,4,4")]
+
+
+def pooled(kernel, shape, through):
+    """Pool nothing but -inf, beside one number and a row of numbers."""
+    sizes = list(map(int, shape.split(",")))
+    results = ",".join(map(str, [*sizes[:2], *(n // 2 for n in sizes[2:])]))
+    model = parse_model(
+        f"agraph (float[{shape}] x) => (float[{results}] y) {{ low = Cast <to = {through}> (x) "
+        f"z = MaxPool <kernel_shape = [{kernel}], strides = [{kernel}]> (low) y = Cast <to = 1> (z) }}",
+        22,
+    )
+    x = np.full(sizes, -np.inf, np.float32)
+    x[0, 0].flat[-1], x[0, 1] = 3.0, -(2.0**127)
+    values = RUNTIME.load(model, "cpu").run({"x": x})["y"]
+    expected = np.full_like(values, -np.inf)
+    expected[0, 0].flat[-1], expected[0, 1] = 3.0, -(2.0**127)
+    return values, expected
+
+
+@pytest.mark.parametrize(("kernel", "shape"), KERNELS)
+def test_pools_of_infinities(kernel, shape):
+    """ONNX Runtime is no reference here: it loses -inf along one axis, and along three."""
+    np.testing.assert_array_equal(*pooled(kernel, shape, 1))
+
+
+@pytest.mark.usefixtures("bf16_units")
+@pytest.mark.parametrize(("kernel", "shape"), KERNELS)
+def test_pools_of_infinities_in_bf16(kernel, shape):
+    np.testing.assert_array_equal(*pooled(kernel, shape, 16))
+
+
+def test_the_lowest_finite_number_is_not_taken_for_infinity():
+    graph = (
+        "agraph (float[1,1,4] x) => (float[1,1,2] y) { y = MaxPool <kernel_shape = [2], strides = [2]> (x) }"
+    )
+    values = RUNTIME.load(parse_model(graph, 20), "cpu").run({"x": ROWS[[0, 2], :2].reshape(1, 1, 4)})["y"]
+    np.testing.assert_array_equal(values, [[[-np.inf, -LARGEST]]])
+
+
+@pytest.mark.parametrize("keepdims", [0, 1])
+def test_logarithms_of_sums_of_exponentials(keepdims):
+    model = parse_model(
+        f"agraph (float[8,3] x) => (float[{'8,1' if keepdims else '8'}] y) <int64[1] last = {{1}}> "
+        f"{{ y = ReduceLogSumExp <keepdims = {keepdims}> (x, last) }}",
+        20,
+    )
+    values = RUNTIME.load(model, "cpu").run({"x": ROWS})["y"]
+    expected = np.logaddexp.reduce(ROWS.astype(np.float64), axis=1, keepdims=bool(keepdims))
+    np.testing.assert_allclose(values, expected, rtol=1e-6)
+
+
+def test_a_difference_of_infinities_is_still_not_a_number():
+    graph = """
+    agraph (float[8,3] x) => (float[8,3] y) <int64[1] last = {1}> {
+      most = ReduceMax (x, last)
+      y = Sub (x, most)
+    }
+    """
+    values = RUNTIME.load(parse_model(graph, 20), "cpu").run({"x": ROWS})["y"]
+    assert np.isnan(values[0]).all()
+
+
 def test_a_row_of_attention_that_is_masked_whole():
     graph = """
     agraph (float[2,4] x, bool[2,4] mask) => (float[2,4] p) <float low = {-inf}, float zero = {0.0}> {
