@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_layering import ROOMS
+from tests.test_layering import ROOMS, arrows, imports_by_module
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
@@ -33,6 +33,14 @@ def test_the_rooms_of_the_page_are_those_that_exist_in_the_order_that_is_enforce
     named = [name.removesuffix("/").removesuffix(".py") for name in re.findall(r"^\| (.+?) \| ", table, re.M)]
     rooms = [room for cell in named for room in re.findall(r"`([a-z_]+)(?:/|\.py)?`", f"{cell}")]
     assert [room.removeprefix("campo_onnx.") for room in ROOMS] == rooms
+
+
+def test_rooms_and_floors_are_counted() -> None:
+    pairs = arrows(imports_by_module())
+    floors: dict[str, int] = {}
+    for room in ROOMS:  # those that a room imports from come before it
+        floors[room] = 1 + max((floors[below] for above, below in pairs if above == room), default=0)
+    assert re.findall(r"(\d+) rooms on (\d+) floors", PAGE) == [(f"{len(ROOMS)}", f"{max(floors.values())}")]
 
 
 def test_files_that_the_page_names_exist() -> None:

@@ -122,6 +122,12 @@ def into_runtimes(module: str, imported: set[str]) -> list[str]:
     ]
 
 
+def arrows(imported: dict[str, set[str]]) -> set[tuple[str, str]]:
+    """Pairs of rooms of which the first imports from the second."""
+    pairs = ((rank(module), rank(name)) for module, names in imported.items() for name in names)
+    return {(ROOMS[a], ROOMS[b]) for a, b in pairs if a is not None and b is not None and a != b}
+
+
 def rank(module: str) -> int | None:
     return next((i for i, room in enumerate(ROOMS) if is_in(module, room)), None)
 
@@ -143,11 +149,15 @@ def strangers(module: str, imported: set[str]) -> list[str]:
     ]
 
 
+def imports_by_module() -> dict[str, set[str]]:
+    by_module = {module: imports(path) for module, path in modules().items()}
+    del by_module["campo_onnx"]  # it names the package's public parts and loads them on first use
+    return by_module
+
+
 @pytest.fixture(scope="module")
 def imported() -> dict[str, set[str]]:
-    found = {module: imports(path) for module, path in modules().items()}
-    del found["campo_onnx"]  # it names the package's public parts and loads them on first use
-    return found
+    return imports_by_module()
 
 
 @pytest.mark.parametrize("rule", [wrong_ways, strangers, into_runtimes], ids=lambda rule: rule.__name__)

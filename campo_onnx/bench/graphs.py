@@ -1,14 +1,12 @@
 """The graphs to time: read, given distinct names, and checked to have the same interface."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from onnx import TensorProto, helper
-
 from campo_onnx.errors import CampoError, UsageError
 from campo_onnx.ir.importer import Imported, import_model
-from campo_onnx.ir.view import GraphView, TensorInfo
+from campo_onnx.ir.interface import differences
 from campo_onnx.lowering.place import Place
 from campo_onnx.lowering.sequence import as_it_runs
 from campo_onnx.step.interface import paired_interface
@@ -70,7 +68,7 @@ def check_same_interface(graphs: Sequence[Graph]) -> None:
         raise UsageError("two graphs have the same name", remedy="Give each a name of its own.")
     first = graphs[0]
     for other in graphs[1:]:
-        if difference := next(_differences(first.imported.view, other.imported.view), ""):
+        if difference := next(differences(first.imported.view, other.imported.view), ""):
             raise UsageError(
                 f"{first.name} and {other.name} have different interfaces",
                 why=difference,
@@ -93,26 +91,3 @@ def batch_size(graph: Graph) -> int | None:
         return None
     sizes = {spec.shape[0] for spec in interface.feeds.values() if spec.shape}
     return sizes.pop() if len(sizes) == 1 else None
-
-
-def _differences(first: GraphView, other: GraphView) -> Iterator[str]:
-    for kind, ours, theirs in (
-        ("input", first.inputs, other.inputs),
-        ("output", first.outputs, other.outputs),
-    ):
-        for name in ours:
-            if name not in theirs:
-                yield f"the second has no {kind} {name!r}"
-            elif _type(first.tensors[name]) != _type(other.tensors[name]):
-                there, here = _type(other.tensors[name]), _type(first.tensors[name])
-                yield f"the {kind} {name!r} is {here} in the first and {there} in the second"
-        for name in theirs:
-            if name not in ours:
-                yield f"the first has no {kind} {name!r}"
-
-
-def _type(info: TensorInfo) -> str:
-    kind = TensorProto.DataType.Name(info.dtype).lower()
-    if info.dtype not in (TensorProto.UNDEFINED, TensorProto.STRING):
-        kind = str(helper.tensor_dtype_to_np_dtype(info.dtype))
-    return f"{kind}{'[...]' if info.shape is None else list(info.shape)}"

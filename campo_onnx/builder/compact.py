@@ -28,6 +28,12 @@ def reshape(g: Graph, x: Value, shape: Sequence[int]) -> Value:
     return g.op("Reshape", x, g.integers(shape), **reshape_attributes(shape))
 
 
+def before_reshape(g: Graph, x: Value) -> Value:
+    """Give what a Reshape made a tensor of; the tensor itself where none did."""
+    producer = g.producer(x, "Reshape")
+    return x if producer is None or producer.inputs[0] is None else producer.inputs[0]
+
+
 def transpose(g: Graph, x: Value, perm: Sequence[int]) -> Value:
     """``Transpose``; a chain of them is one, and one that only moves axes of size 1 is a Reshape."""
     moved = [axis for axis in perm if x.shape[axis] != 1]

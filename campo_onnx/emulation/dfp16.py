@@ -11,8 +11,6 @@ from enum import Enum
 from typing import Any
 
 import numpy as np
-import onnx
-from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from campo_onnx.emulation.dfp16_products import PRODUCTS, Blocks, blocks_of
@@ -21,6 +19,7 @@ from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.ir.proto import replace_items
 from campo_onnx.ir.shapes import infer
 from campo_onnx.ir.sort import fresh
+from campo_onnx.lowering.edit import Edit
 from campo_onnx.ops.precision import is_low_dtype
 
 BITS = 16
@@ -95,9 +94,9 @@ class _Fixing:
         self._dtypes, self._shapes = shapes.dtypes, shapes.shapes
         self._rounding = rounding
         self._taken = {*shapes.dtypes, *(node.name for node in self._graph.node)}
-        self._nodes: list[NodeProto] = []
+        self._added: dict[tuple[Any, ...], str] = {}
+        self._edit = self._edit_for("dfp16")
         self._fixed: dict[str, _Fixed] = {}
-        self._constants: dict[tuple[str, bytes], str] = {}
         self._consumers: dict[str, list[NodeProto]] = {}
         for node in self._graph.node:
             for tensor in node.input:
@@ -109,11 +108,17 @@ class _Fixing:
         """Rewrite the graph in place."""
         for tensor in [t for t in self._graph.initializer if is_low_dtype(t.data_type)]:
             self._quantize_constant(tensor)
+        nodes = self._edit.nodes
         for node in self._graph.node:
+            self._edit = self._edit_for(f"dfp16/{node.name}")
             self._add(node)
-        replace_items(self._graph.node, self._nodes)
+            nodes += self._edit.nodes
+        replace_items(self._graph.node, nodes)
         infos = [info for info in self._graph.value_info if not self._is_low(info.name)]
         replace_items(self._graph.value_info, infos)
+
+    def _edit_for(self, stem: str) -> Edit:
+        return Edit(stem, self._taken, self._graph.initializer, self._added)
 
     def _add(self, node: NodeProto) -> None:
         makes_low = any(map(self._is_low, node.output))
@@ -124,21 +129,21 @@ class _Fixing:
         elif node.op_type == "Cast" and node.input[0] in self._fixed:
             if self._dtypes.get(node.output[0]) == TensorProto.FLOAT:
                 self._fixed[node.output[0]] = self._fixed[node.input[0]]
-            self._nodes.append(node)
+            self._edit.nodes.append(node)
         elif node.op_type in PRODUCTS and all(t in self._fixed for t in node.input[:2]):
             self._multiply(node)
         else:
-            self._nodes.append(node)
+            self._edit.nodes.append(node)
 
     def _make_low(self, cast: NodeProto) -> None:
         source, target = cast.input[0], cast.output[0]
         if source in self._products and target not in self._exact:
             self._exact |= self._only_for_fp32(target) or set()
         if target in self._exact:
-            self._emit("Identity", source, target=target)
+            self._edit.op("Identity", source, output=target)
             return
         if self._dtypes.get(source) != TensorProto.FLOAT:
-            source = self._emit("Cast", source, to=int(TensorProto.FLOAT))
+            source = self._edit.op("Cast", source, to=int(TensorProto.FLOAT))
         self._quantize(source, target)
 
     def _only_for_fp32(self, low: str) -> set[str] | None:
@@ -165,43 +170,43 @@ class _Fixing:
 
     def _quantize(self, source: str, target: str) -> None:
         """Quantize an FP32 tensor (Eqs. 1 to 3); `target` becomes its value in FP32."""
-        largest = self._emit("ReduceMax", self._emit("Abs", source), keepdims=0)
+        largest = self._edit.op("ReduceMax", self._edit.op("Abs", source), keepdims=0)
         power = self._power_of_two(largest)
-        scale = self._emit("Mul", power, self._constant(np.float32(2.0 ** (2 - BITS))))
-        divided = self._emit("Div", source, scale)
+        scale = self._edit.op("Mul", power, self._edit.constant(np.float32(2.0 ** (2 - BITS))))
+        divided = self._edit.op("Div", source, scale)
         if self._rounding is Rounding.NEAREST:
-            whole = self._emit("Round", divided)
+            whole = self._edit.op("Round", divided)
         else:
-            chance = self._emit("RandomUniformLike", divided, low=0.0, high=1.0)
-            whole = self._emit("Floor", self._emit("Add", divided, chance))
-        limits = (self._constant(np.float32(-(2.0**15))), self._constant(np.float32(2.0**15 - 1)))
-        integers = self._emit("Clip", whole, *limits)
-        value = self._emit("Mul", integers, scale)
+            chance = self._edit.op("RandomUniformLike", divided, low=0.0, high=1.0)
+            whole = self._edit.op("Floor", self._edit.op("Add", divided, chance))
+        limits = (self._edit.constant(np.float32(-(2.0**15))), self._edit.constant(np.float32(2.0**15 - 1)))
+        integers = self._edit.op("Clip", whole, *limits)
+        value = self._edit.op("Mul", integers, scale)
         # Infinity and NaN have no exponent: they spoil the whole tensor, so that nobody overlooks them.
-        nothing = self._emit("Mul", source, self._constant(np.float32(0.0)))
-        spoiled = self._emit("ReduceSum", nothing, keepdims=0)
-        self._emit("Add", value, spoiled, target=target)
+        nothing = self._edit.op("Mul", source, self._edit.constant(np.float32(0.0)))
+        spoiled = self._edit.op("ReduceSum", nothing, keepdims=0)
+        self._edit.op("Add", value, spoiled, output=target)
         self._fixed[target] = _Fixed(integers=integers, scale=scale, spoiled=spoiled)
 
     def _power_of_two(self, largest: str) -> str:
         """The power of two below a magnitude, exactly; 1 for zero."""
-        powers = self._constant(np.ldexp(np.float32(1.0), np.arange(-149, 128)).astype(np.float32))
-        below = self._emit("LessOrEqual", powers, largest)
-        result = self._emit("Where", below, powers, self._constant(np.float32(0.0)))
-        power = self._emit("ReduceMax", result, keepdims=0)
-        is_zero = self._emit("Equal", power, self._constant(np.float32(0.0)))
-        return self._emit("Where", is_zero, self._constant(np.float32(1.0)), power)
+        powers = self._edit.constant(np.ldexp(np.float32(1.0), np.arange(-149, 128)).astype(np.float32))
+        below = self._edit.op("LessOrEqual", powers, largest)
+        result = self._edit.op("Where", below, powers, self._edit.constant(np.float32(0.0)))
+        power = self._edit.op("ReduceMax", result, keepdims=0)
+        is_zero = self._edit.op("Equal", power, self._edit.constant(np.float32(0.0)))
+        return self._edit.op("Where", is_zero, self._edit.constant(np.float32(1.0)), power)
 
     def _quantize_constant(self, tensor: TensorProto) -> None:
         name = tensor.name
         value = numpy_helper.to_array(tensor).astype(np.float32)
         exact = fresh(f"{name}_fp32", self._taken)
         tensor.CopyFrom(numpy_helper.from_array(value, exact))
-        self._quantize(exact, name) if value.size else self._emit("Identity", exact, target=name)
+        self._quantize(exact, name) if value.size else self._edit.op("Identity", exact, output=name)
 
     def _make_constant(self, node: NodeProto) -> None:
-        low = self._emit(node.op_type, *node.input, like=node)
-        self._quantize(self._emit("Cast", low, to=int(TensorProto.FLOAT)), node.output[0])
+        low = self._like(node, *node.input)
+        self._quantize(self._edit.op("Cast", low, to=int(TensorProto.FLOAT)), node.output[0])
 
     def _multiply(self, node: NodeProto) -> None:
         first, second = (self._fixed[tensor] for tensor in node.input[:2])
@@ -210,31 +215,31 @@ class _Fixing:
         total = ""
         for block in range(blocks.count):
             summed = self._integer_sum(blocks, block, halves)
-            scaled = self._emit("Mul", self._emit("Mul", summed, first.scale), second.scale)
-            total = self._emit("Add", total, scaled) if total else scaled
-        total = self._emit("Add", total, self._emit("Add", first.spoiled, second.spoiled))
+            scaled = self._edit.op("Mul", self._edit.op("Mul", summed, first.scale), second.scale)
+            total = self._edit.op("Add", total, scaled) if total else scaled
+        total = self._edit.op("Add", total, self._edit.op("Add", first.spoiled, second.spoiled))
         factor = np.float32(blocks.alpha * 4.0**SHIFT)
         if factor != 1:
-            total = self._emit("Mul", total, self._constant(factor))
+            total = self._edit.op("Mul", total, self._edit.constant(factor))
         if blocks.added:
             added = blocks.added
             if blocks.beta != 1:
-                added = self._emit("Mul", added, self._constant(np.float32(blocks.beta)))
+                added = self._edit.op("Mul", added, self._edit.constant(np.float32(blocks.beta)))
             if blocks.is_per_channel:
-                shape = self._constant(np.array([1, -1, *[1] * blocks.spatial], np.int64))
-                added = self._emit("Reshape", added, shape)
-            total = self._emit("Add", total, added)
-        self._emit("Identity", total, target=node.output[0])
+                shape = self._edit.constant(np.array([1, -1, *[1] * blocks.spatial], np.int64))
+                added = self._edit.op("Reshape", added, shape)
+            total = self._edit.op("Add", total, added)
+        self._edit.op("Identity", total, output=node.output[0])
 
     def _halves(self, integers: str) -> tuple[str, str]:
         """Split shifted integers into an upper and a lower half, both of 8 bits and a sign."""
         if SHIFT:
-            divided = self._emit("Mul", integers, self._constant(np.float32(2.0**-SHIFT)))
-            integers = self._emit("Floor", divided)
-        eighths = self._emit("Mul", integers, self._constant(np.float32(2.0**-8)))
-        upper = self._emit("Round", eighths)
-        taken = self._emit("Mul", upper, self._constant(np.float32(2.0**8)))
-        return upper, self._emit("Sub", integers, taken)
+            divided = self._edit.op("Mul", integers, self._edit.constant(np.float32(2.0**-SHIFT)))
+            integers = self._edit.op("Floor", divided)
+        eighths = self._edit.op("Mul", integers, self._edit.constant(np.float32(2.0**-8)))
+        upper = self._edit.op("Round", eighths)
+        taken = self._edit.op("Mul", upper, self._edit.constant(np.float32(2.0**8)))
+        return upper, self._edit.op("Sub", integers, taken)
 
     def _integer_sum(self, blocks: Blocks, block: int, halves: list[tuple[str, str]]) -> str:
         """One 32-bit sum of products, as FP32 (VCVTINTFP32 of Algorithm 2)."""
@@ -242,43 +247,26 @@ class _Fixing:
         total = ""
         for i, upper in enumerate(cut[0]):
             for j, lower in enumerate(cut[1]):
-                product = self._emit(blocks.op_type, upper, lower, like=blocks.node)
-                whole = self._emit("Cast", product, to=int(TensorProto.INT64))
-                weight = self._constant(np.int64(2 ** (8 * (2 - i - j))))
-                weighed = self._emit("Mul", whole, weight)
-                total = self._emit("Add", total, weighed) if total else weighed
-        half = self._constant(np.int64(_INT32))
-        wrapped = self._emit("Mod", self._emit("Add", total, half), self._constant(np.int64(2 * _INT32)))
-        return self._emit("Cast", self._emit("Sub", wrapped, half), to=int(TensorProto.FLOAT))
+                product = self._like(blocks.node, upper, lower)
+                whole = self._edit.op("Cast", product, to=int(TensorProto.INT64))
+                weight = self._edit.constant(np.int64(2 ** (8 * (2 - i - j))))
+                weighed = self._edit.op("Mul", whole, weight)
+                total = self._edit.op("Add", total, weighed) if total else weighed
+        half = self._edit.constant(np.int64(_INT32))
+        wrapped = self._edit.op(
+            "Mod", self._edit.op("Add", total, half), self._edit.constant(np.int64(2 * _INT32))
+        )
+        return self._edit.op("Cast", self._edit.op("Sub", wrapped, half), to=int(TensorProto.FLOAT))
 
     def _cut(self, tensor: str, blocks: Blocks, side: int, block: int) -> str:
         if blocks.count == 1:
             return tensor
         axis, first = blocks.axes[side], block * blocks.length
         bounds = [np.array([value], np.int64) for value in (first, first + blocks.length, axis)]
-        return self._emit("Slice", tensor, *map(self._constant, bounds))
+        return self._edit.op("Slice", tensor, *map(self._edit.constant, bounds))
 
-    def _emit(
-        self,
-        op_type: str,
-        *inputs: str,
-        target: str = "",
-        like: NodeProto | None = None,
-        **attributes: Any,
-    ) -> str:
-        output = target or fresh(f"dfp16_{op_type}_{len(self._nodes)}", self._taken)
-        node = onnx.helper.make_node(op_type, list(inputs), [output], **attributes)
-        if like is not None:
-            node.domain = like.domain
-            node.attribute.extend(a for a in like.attribute if a.name not in ("alpha", "beta"))
-        node.name = fresh(f"dfp16_node_{len(self._nodes)}", self._taken)
-        self._nodes.append(node)
+    def _like(self, node: NodeProto, *inputs: str) -> str:
+        """Add the operator of a node on other inputs, without the factors of a Gemm."""
+        output = self._edit.op(node.op_type, *inputs, domain=node.domain)
+        self._edit.nodes[-1].attribute.extend(a for a in node.attribute if a.name not in ("alpha", "beta"))
         return output
-
-    def _constant(self, value: np.generic | NDArray[Any]) -> str:
-        array = np.asarray(value)
-        key = (f"{array.dtype}{array.shape}", array.tobytes())
-        if key not in self._constants:
-            self._constants[key] = fresh(f"dfp16_constant_{len(self._constants)}", self._taken)
-            self._graph.initializer.append(numpy_helper.from_array(array, self._constants[key]))
-        return self._constants[key]

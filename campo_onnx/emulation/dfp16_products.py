@@ -32,11 +32,6 @@ class Blocks:
     is_per_channel: bool = False
     spatial: int = 0
 
-    @property
-    def op_type(self) -> str:
-        """The operator that multiplies the blocks."""
-        return self.node.op_type
-
 
 def blocks_of(node: NodeProto, shapes: Sequence[tuple[int | str | None, ...] | None], chain: int) -> Blocks:
     """Cut a product into sums of `chain` products each.

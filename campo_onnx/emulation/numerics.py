@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.ir.domains import shorten_domains
 from campo_onnx.ir.inline import inline_functions
 from campo_onnx.ir.proto import replace_items
 from campo_onnx.ir.shapes import infer
-from campo_onnx.ir.sort import bodies, fresh, graphs_of, name_nodes, outer_reads, sort_nodes
+from campo_onnx.ir.sort import bodies, fresh, graphs_of, name_nodes, outer_reads, sort_nodes, tensor_names
+from campo_onnx.lowering.edit import Edit
 from campo_onnx.lowering.place import Place
 from campo_onnx.lowering.raise_opset import lower_opset
 from campo_onnx.ops.key import OpKey
@@ -140,7 +141,7 @@ def without_underflow(emulated: ModelProto) -> ModelProto:
     copy = deepcopy(emulated)
     graph = copy.graph
     outputs = {value.name for value in graph.output}
-    taken = {t for node in graph.node for t in node.output}
+    taken = tensor_names(graph) | {node.name for node in graph.node}
     rounded = {
         node.output[0]
         for node in graph.node
@@ -148,19 +149,20 @@ def without_underflow(emulated: ModelProto) -> ModelProto:
     }
     low_inputs = {v.name for v in graph.input if v.type.tensor_type.elem_type != TensorProto.FLOAT}
     nodes: list[NodeProto] = []
+    added: dict[tuple[Any, ...], str] = {}
     for node in graph.node:
         if node.output and node.output[0] in rounded and node.input[0] not in low_inputs:
-            nodes += _rounding(node.input[0], node.output[0], node.name, taken)
+            edit = Edit(node.name, taken, graph.initializer, added)
+            _round(edit, node.input[0], node.output[0])
+            nodes += edit.nodes
         else:
             nodes.append(node)
-    for name, value in (("splitter", 2.0**13 + 1), ("limit", _FP16_OVERFLOW), ("infinite", np.inf)):
-        graph.initializer.append(numpy_helper.from_array(np.array(value, np.float32), f"{_ROUNDING}_{name}"))
     replace_items(graph.node, nodes)
     replace_items(graph.value_info, [info for info in graph.value_info if info.name not in rounded])
     return copy
 
 
-_ROUNDING = "campo_rounding"
+_SPLITTER = 2.0**13 + 1
 _FP16_OVERFLOW = 65520.0  # from here on FP16 rounds to infinity
 
 
@@ -168,25 +170,16 @@ def _casts_to(node: NodeProto, dtype: int) -> bool:
     return any(attribute.name == "to" and attribute.i == dtype for attribute in node.attribute)
 
 
-def _rounding(source: str, target: str, name: str, taken: set[str]) -> list[NodeProto]:
+def _round(edit: Edit, source: str, target: str) -> None:
     """Round to 11 significant bits by Dekker's splitting, which is exact in FP32."""
-    nodes: list[NodeProto] = []
-
-    def node(op_type: str, *inputs: str) -> str:
-        output = fresh(f"{target}_{_ROUNDING}_{len(nodes)}", taken)
-        nodes.append(
-            onnx.helper.make_node(op_type, list(inputs), [output], name=f"{_ROUNDING}_{name}_{len(nodes)}")
-        )
-        return output
-
-    wide = node("Cast", source)
-    nodes[-1].attribute.append(onnx.helper.make_attribute("to", TensorProto.FLOAT))
-    scaled = node("Mul", wide, f"{_ROUNDING}_splitter")
-    high = node("Sub", scaled, node("Sub", scaled, wide))
-    overflows = node("GreaterOrEqual", node("Abs", wide), f"{_ROUNDING}_limit")
-    infinite = node("Mul", wide, f"{_ROUNDING}_infinite")
-    nodes.append(onnx.helper.make_node("Where", [overflows, infinite, high], [target], name=name))
-    return nodes
+    splitter, limit, infinity = (
+        edit.constant(np.float32(value)) for value in (_SPLITTER, _FP16_OVERFLOW, np.inf)
+    )
+    wide = edit.op("Cast", source, to=TensorProto.FLOAT)
+    scaled = edit.op("Mul", wide, splitter)
+    high = edit.op("Sub", scaled, edit.op("Sub", scaled, wide))
+    overflows = edit.op("GreaterOrEqual", edit.op("Abs", wide), limit)
+    edit.op("Where", overflows, edit.op("Mul", wide, infinity), high, output=target)
 
 
 def _refuse_bodies(node: NodeProto, dtypes: Mapping[str, int]) -> None:

@@ -16,7 +16,7 @@ from campo_onnx.errors import CheckFailedError
 from campo_onnx.files import temporary_folder
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.ir.importer import Imported, import_model
-from campo_onnx.ir.view import GraphView
+from campo_onnx.ir.interface import differences
 from campo_onnx.ops.registry import RANDOM
 from campo_onnx.runtime.chunked_run import run_in_pieces
 from campo_onnx.runtime.feeds import synthesize
@@ -52,9 +52,10 @@ def simplify(source: str | Path | onnx.ModelProto, dims: Mapping[str, int] | Non
     original = import_model(source, dims)
     model = cleaned_up(original.model, "cpu", threads=1, folder=original.folder)
     simpler = import_model(model, folder=original.folder)
-    if _interface(original.view) != _interface(simpler.view):
+    if difference := next(differences(original.view, simpler.view), ""):
         raise CheckFailedError(
             "the simplified graph has other inputs or outputs than the given one",
+            why=difference,
             remedy="Leave out --simplify, and please report it.",
         )
     draws = any(node.op in RANDOM for node in original.view.nodes)
@@ -76,14 +77,6 @@ def simplified_file(source: Path, dims: Mapping[str, int] | None = None) -> Iter
         path = folder / source.name
         export_model(simplified.model, path, folder=source.resolve().parent)
         yield path, simplified
-
-
-def _interface(view: GraphView) -> dict[str, tuple[str, int, object]]:
-    return {
-        name: (kind, view.tensors[name].dtype, view.tensors[name].shape)
-        for kind, names in (("input", view.inputs), ("output", view.outputs))
-        for name in names
-    }
 
 
 def _check_values(before: Imported, after: Imported) -> None:

@@ -68,3 +68,8 @@ def _unique(rows: Iterable[tuple[Hashable, Translation]]) -> Table:
             raise ValueError(f"{operation} has two translations: {translations[operation]} and {translation}")
         translations[operation] = translation
     return MappingProxyType(translations)
+
+
+def path_part(key: Any) -> str:
+    """Write one key of a path into nested containers, of PyTorch or of JAX."""
+    return str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))))

@@ -28,9 +28,9 @@ class Edit:
         self.nodes: list[NodeProto] = []
         self._stem, self._taken, self._constants, self._added = stem, taken, constants, added
 
-    def constant(self, array: NDArray[Any] | Sequence[int], kind: str = "constant") -> str:
+    def constant(self, array: NDArray[Any] | np.generic | Sequence[int], kind: str = "constant") -> str:
         """Add an initializer; a sequence of integers is int64. Returns its name."""
-        value = np.asarray(array, None if isinstance(array, np.ndarray) else np.int64)
+        value = np.asarray(array, None if isinstance(array, (np.ndarray, np.generic)) else np.int64)
         key = (value.dtype.str, value.shape, value.tobytes())
         if key not in self._added:
             self._added[key] = self._name(kind)
@@ -49,9 +49,7 @@ class Edit:
         return output
 
     def _name(self, kind: str) -> str:
-        name = fresh(f"{self._stem}/{kind}", self._taken)
-        self._taken.add(name)
-        return name
+        return fresh(f"{self._stem}/{kind}", self._taken)
 
 
 OLDEST_OPSET = 13

@@ -23,7 +23,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from campo_onnx.builder.compact import reshape
+from campo_onnx.builder.compact import before_reshape, reshape
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.value import Node, Value
 from campo_onnx.ir.importer import Imported
@@ -50,7 +50,7 @@ def _unpooled(g: Graph, node: Node) -> Value | None:
     assert zeros is not None  # the operator's inputs are not optional
     assert indices is not None
     assert updates is not None
-    uniform, pool = g.producer(zeros, "ConstantOfShape"), g.source(_before_reshape(g, indices))
+    uniform, pool = g.producer(zeros, "ConstantOfShape"), g.source(before_reshape(g, indices))
     if uniform is None or pool is None or pool.op_type != "MaxPool" or node.attributes.get("axis", 0) != 0:
         return None
     value, image, y = uniform.attributes.get("value"), pool.inputs[0], pool.outputs[0]
@@ -73,8 +73,3 @@ def _unpooled(g: Graph, node: Node) -> Value | None:
         return None
     tiles = {name: window[name] for name in ("kernel_shape", "strides")}
     return reshape(g, g.op("MaxUnpool", reshape(g, updates, y.shape), pool.outputs[1], **tiles), zeros.shape)
-
-
-def _before_reshape(g: Graph, x: Value) -> Value:
-    reshape = g.producer(x, "Reshape")
-    return x if reshape is None or reshape.inputs[0] is None else reshape.inputs[0]

@@ -230,10 +230,10 @@ class _Rise:
         casts = (self._view.node[use.node] for use in self._view.consumers.get(tensor, ()))
         names = (cast.outputs[0] for cast in casts if self._is_bridge(cast))
         is_pinned = self._is_pinned(tensor)
-        own_name = self._named(f"{tensor}_fp32") if is_pinned else tensor
+        own_name = fresh(f"{tensor}_fp32", self._taken) if is_pinned else tensor
         wide = self._wide_name[tensor] = next(filter(self._keeps_name, names), own_name)
         if is_pinned:
-            name = self._named(f"{wide}_to_{self._low.value}")
+            name = fresh(f"{wide}_to_{self._low.value}", self._taken)
             self._nodes.append(helper.make_node("Cast", [wide], [tensor], name=name, to=self._low.onnx_dtype))
         return wide
 
@@ -249,12 +249,7 @@ class _Rise:
     def _wide(self, tensor: str) -> str:
         """The FP32 version of a low tensor, cast here where nobody raised makes it."""
         if tensor not in self._wide_name:
-            wide = self._wide_name[tensor] = self._named(f"{tensor}_fp32")
-            name = self._named(f"{tensor}_to_fp32")
+            wide = self._wide_name[tensor] = fresh(f"{tensor}_fp32", self._taken)
+            name = fresh(f"{tensor}_to_fp32", self._taken)
             self._nodes.append(helper.make_node("Cast", [tensor], [wide], name=name, to=TensorProto.FLOAT))
         return self._wide_name[tensor]
-
-    def _named(self, stem: str) -> str:
-        name = fresh(stem, self._taken)
-        self._taken.add(name)
-        return name

@@ -173,9 +173,7 @@ class _Edits:
         return tensor_names(self.model.graph)
 
     def _new(self, stem: str) -> str:
-        name = fresh(stem, self._names)
-        self._names.add(name)
-        return name
+        return fresh(stem, self._names)
 
     def _reshape(self, tensor: str, output: str, shape: Sequence[int]) -> NodeProto:
         constant = numpy_helper.from_array(np.asarray(shape, np.int64), self._new(f"{output}/shape"))

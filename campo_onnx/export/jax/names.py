@@ -6,12 +6,13 @@ from typing import Any
 import jax
 
 from campo_onnx.errors import UsageError
+from campo_onnx.export.translation import path_part
 
 
 def names_of(tree: Any) -> Sequence[str]:
     """Name each leaf by its path; that of a variable of flax.nnx ends with the variable."""
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_variable)[0]]
-    return [".".join(map(_part, path)) for path in paths]
+    return [".".join(map(path_part, path)) for path in paths]
 
 
 def check_arrays(tree: Any) -> None:
@@ -51,7 +52,3 @@ def _is_variable(node: Any) -> bool:
     kinds = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(node).__mro__)
     is_one = any(kind.startswith("flax.nnx") and kind.endswith(".Variable") for kind in kinds)
     return is_one and len(jax.tree_util.tree_leaves(node)) == 1
-
-
-def _part(key: Any) -> str:
-    return str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))))

@@ -10,6 +10,7 @@ import torch
 from torch.utils._pytree import tree_flatten_with_path, tree_map_only
 
 from campo_onnx.errors import UsageError
+from campo_onnx.export.translation import path_part
 
 Tensors = dict[str, torch.Tensor]
 
@@ -113,11 +114,6 @@ def _held(value: Any, depth: int = 0) -> str | None:
 def _slots(kind: type) -> list[str]:
     declared = (getattr(each, "__slots__", ()) for each in kind.__mro__)
     return [name for names in declared for name in ((names,) if isinstance(names, str) else names)]
-
-
-def path_part(key: Any) -> str:
-    """Write one key of a path into nested containers."""
-    return str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))))
 
 
 def _check_call(

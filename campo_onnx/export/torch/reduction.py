@@ -8,6 +8,7 @@ import numpy as np
 from onnx import TensorProto, numpy_helper
 
 from campo_onnx.builder.compact import (
+    before_reshape,
     cast,
     elementwise,
     reduce,
@@ -163,7 +164,7 @@ def _weighed_rows(g: Graph, gradient: Value, y: Value) -> Value | None:
         if ratio is None or ratio.constant is None:
             return None
         weights, gradient, share = dropout.outputs[0], masked.inputs[1], 1.0 - float(ratio.constant)
-    product = g.source(_unshaped(g, gradient))
+    product = g.source(before_reshape(g, gradient))
     if product is None or product.op_type != "MatMul":
         return None
     of_result, turned = product.inputs
@@ -180,14 +181,9 @@ def _weighed_rows(g: Graph, gradient: Value, y: Value) -> Value | None:
     return None
 
 
-def _unshaped(g: Graph, x: Value) -> Value:
-    producer = g.producer(x, "Reshape")
-    return x if producer is None or producer.inputs[0] is None else producer.inputs[0]
-
-
 def _uses(g: Graph, weights: Value) -> list[Node]:
     """Find the products with `weights` on the left, whatever shape it is given."""
-    source = _unshaped(g, weights)
+    source = before_reshape(g, weights)
     shaped = [use.outputs[0] for use in g.consumers(source) if use.op_type == "Reshape"]
     return [
         use

@@ -13,12 +13,13 @@ from torch.utils._pytree import tree_flatten_with_path
 
 from campo_onnx.errors import UnsupportedModelError, UsageError
 from campo_onnx.export.optimizers import Optimizer, counts_updates
-from campo_onnx.export.torch.arguments import Arguments, Tensors, path_part
+from campo_onnx.export.torch.arguments import Arguments, Tensors
 from campo_onnx.export.torch.assumed import Numbers
 from campo_onnx.export.torch.function_overrides import RewrittenFunctions
 from campo_onnx.export.torch.module_guard import Snapshot
 from campo_onnx.export.torch.origin import recorded_origins, set_origin
 from campo_onnx.export.torch.update import updated
+from campo_onnx.export.translation import path_part
 from campo_onnx.step import naming as step_naming
 
 
