@@ -17,7 +17,6 @@ from campo_onnx.emulation.adjoint.rule import (
 from campo_onnx.lowering.convolutions.conv_on_cpu import input_gradient
 from campo_onnx.lowering.convolutions.gradient_as_kernel import by_convolution
 from campo_onnx.lowering.convolutions.patches import Geometry
-from campo_onnx.targets.target import target
 
 
 def _matmul(g: Graph, call: Call) -> Sequence[Value]:
@@ -74,7 +73,7 @@ def _conv(g: Graph, call: Call) -> Sequence[Value | None]:
     padded = cropped(g, x, starts, ends)
     of_padded = input_gradient(g, gradient, weight, geometry, padded.shape)
     of_x = cropped(g, of_padded, [-s for s in starts], [n - s for n, s in zip(x.shape, starts, strict=True)])
-    of_weight = by_convolution(g, padded, gradient, weight.shape, geometry, target("cpu"))
+    of_weight = by_convolution(g, padded, gradient, weight.shape, geometry)
     return _with_bias(g, call, [of_x, of_weight])
 
 
@@ -90,7 +89,7 @@ def _conv_transpose(g: Graph, call: Call) -> Sequence[Value | None]:
     padded = cropped(g, gradient, starts, ends)
     attributes = {**geometry.attributes, "pads": [0] * 2 * spatial}
     of_x = g.op("Conv", padded, weight, **attributes)
-    of_weight = by_convolution(g, padded, x, weight.shape, geometry, target("cpu"))
+    of_weight = by_convolution(g, padded, x, weight.shape, geometry)
     return _with_bias(g, call, [cropped(g, of_x, [0] * x.rank, x.shape), of_weight])
 
 

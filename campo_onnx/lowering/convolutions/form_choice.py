@@ -1,6 +1,5 @@
 """Choice among forms of one computation: the least time that a device's figures predict."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -12,13 +11,11 @@ from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.value import Node, Value
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.lowering.convolutions.cpu_price import node_us
-from campo_onnx.ops.facts import ports_of, work_of
+from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
-from campo_onnx.ops.registry import spec
 from campo_onnx.ops.signature import Signature, operands
-from campo_onnx.ops.spec import Family
-from campo_onnx.targets.roofline import TILE, gemm_rate, node_time, utilization
+from campo_onnx.targets.roofline import node_time
 from campo_onnx.targets.target import Target
 
 _ROOM_BYTES = 1 << 30
@@ -68,18 +65,8 @@ def _time(signature: Signature, device: Target) -> float:
     if not device.hardware.is_gpu:
         return node_us(signature, device)
     # The step is planned behind this, so what a form takes in FP16 counts as much.
-    return sum(_time_in(signature, device, precision) for precision in (Precision.FP32, Precision.FP16))
-
-
-def _time_in(signature: Signature, device: Target, precision: Precision) -> float:
-    time_us = node_time(signature, ports_of(signature, Precision.FP16), device, precision).time_us
-    if spec(signature.op).family is not Family.CONVOLUTION:
-        return time_us
-    # Libraries split long sums of products, but not of convolutions: a small result fills few processors.
-    gemm = work_of(signature).gemms[0]
-    tiles = math.ceil(gemm.m / TILE) * math.ceil(gemm.n / TILE) * gemm.batch
-    used = min(1.0, tiles / device.hardware.sm_count) / utilization(gemm, device.hardware.sm_count)
-    return max(time_us, gemm.flops / (gemm_rate(gemm, device, precision)[0] * used) * 1e6)
+    ports = ports_of(signature, Precision.FP16)
+    return sum(node_time(signature, ports, device, low).time_us for low in (Precision.FP32, Precision.FP16))
 
 
 def _signature(node: Node, opset: int) -> Signature:

@@ -1,45 +1,28 @@
 """The gradient of a convolution's weight as a convolution whose kernel is the output's gradient.
 
 Images are summed over, so they are the channels of that convolution; the input's channels stay apart, so
-they are its batch. On CUDA they are one more axis that the kernel moves along instead: the input is then read
-as it lies. Where the result is too small to fill a device, parts of the images are groups of the convolution,
-and their results are summed. A group for each image leaves the gradient as it lies too, but tensor cores
-want at least eight images in each, and the results must be few.
+they are its batch. On CUDA, where the convolution has groups, the channels of each are one more axis that the
+kernel moves along instead, with a group for each image: both tensors are read as they lie.
 """
 
-import math
 from collections.abc import Sequence
-from functools import partial
 
 from campo_onnx.builder.compact import full, pad, reduce, reshape, transpose
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.value import Value
-from campo_onnx.lowering.convolutions.form_choice import cheapest
 from campo_onnx.lowering.convolutions.patches import Geometry
-from campo_onnx.targets.roofline import TILE
-from campo_onnx.targets.target import Target
 
 _MOST_AXES = 3
 """Spatial axes that convolutions have kernels for."""
 
 
-def by_convolution(
-    g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geometry: Geometry, device: Target
-) -> Value:
+def by_convolution(g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geometry: Geometry) -> Value:
     """Write the gradient of a weight of `shape`, from what the convolution read and the output's gradient."""
-    padded = (
-        None
-        if g.target != "cuda" or g.sizes_change or len(shape) - 2 == _MOST_AXES
-        else _padded(g, x, gradient, shape, geometry)
-    )
+    moves_along = g.target == "cuda" and geometry.groups > 1 and len(shape) - 2 < _MOST_AXES
+    padded = _padded(g, x, gradient, shape, geometry) if moves_along and not g.sizes_change else None
     if padded is None:
         return swapped_convolution(g, x, gradient, shape, geometry)
-    x, pads = padded
-    whole = partial(_along_channels, shape=shape, geometry=geometry, pads=pads, parts=x.shape[0])
-    if geometry.groups > 1:
-        return whole(g, x, gradient)
-    forms = {"parts": partial(whole, parts=_parts(shape, x.shape[0], device)), "images": whole}
-    return forms[cheapest(g, forms, (x, gradient), device)](g, x, gradient)
+    return _along_channels(g, padded[0], gradient, shape, geometry, padded[1])
 
 
 def _padded(
@@ -89,31 +72,18 @@ def swapped_convolution(
 
 
 def _along_channels(
-    g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geometry: Geometry, pads: Sequence[int],
-    parts: int,
-) -> Value:  # fmt: skip
-    """Let the kernel move along the channels as well, one step for each."""
+    g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geometry: Geometry, pads: Sequence[int]
+) -> Value:
+    """Let the kernel move along the channels of each group as well, one step for each."""
     (batch, _, *size), result = x.shape, gradient.shape[2:]
-    outputs, channels = shape[:2]
-    apart = reshape(g, gradient, (parts, batch // parts, outputs, *result))
-    kernel = transpose(g, apart, [0, 2, 1, *range(3, apart.rank)])
     count = len(size)
     taps = g.op(
         "Conv",
-        reshape(g, x, (1, batch * geometry.groups, channels, *size)),
-        reshape(g, kernel, (parts * outputs, batch // parts, 1, *result)),
+        reshape(g, x, (1, batch * geometry.groups, shape[1], *size)),
+        reshape(g, gradient, (batch * shape[0], 1, 1, *result)),
         strides=[1, *geometry.dilations],
         dilations=[1, *geometry.strides],
         pads=[0, *pads[:count], 0, *pads[count:]],
-        group=parts * geometry.groups,
+        group=batch * geometry.groups,
     )
-    return reduce(g, "ReduceSum", reshape(g, taps, (parts, *shape)), [0], keepdims=False)
-
-
-def _parts(shape: tuple[int, ...], batch: int, device: Target) -> int:
-    """Say in how many parts to convolve the batch, so that a small result fills the device."""
-    tiles = math.ceil(math.prod(shape[1:]) / TILE) * math.ceil(shape[0] / TILE)
-    parts = 1
-    while parts * tiles < device.hardware.sm_count and batch % (2 * parts) == 0:
-        parts *= 2
-    return parts
+    return reduce(g, "ReduceSum", reshape(g, taps, (batch, *shape)), [0], keepdims=False)

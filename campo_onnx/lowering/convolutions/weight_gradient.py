@@ -1,7 +1,8 @@
 """The gradient of a convolution's weight, in the form that is predicted to be fastest.
 
 - ``"conv"``: a convolution of the input with the output's gradient, as large as an image, as kernel
-  (:mod:`campo_onnx.lowering.convolutions.gradient_as_kernel`).
+  (:mod:`campo_onnx.lowering.convolutions.gradient_as_kernel`). On a GPU for groups only: cuDNN has no kernel
+  for it, and took up to 140 times as long as the products (H200, `benchmarks/results/h200.md`).
 - ``"matmul"``: the input as each tap of the kernel sees it, times the output's gradient. More nodes,
   but the work is one matrix product, the shape tensor cores are made for.
 - ``"images"``: the same with a product for each image, the results summed: nothing is transposed.
@@ -56,7 +57,7 @@ def weight_gradient(
     device: Target,
 ) -> Value:
     """Write the gradient of a weight."""
-    by_kernel = partial(by_convolution, shape=shape, geometry=geometry, device=device)
+    by_kernel = partial(by_convolution, shape=shape, geometry=geometry)
     is_gpu, axes = device.hardware.is_gpu, axes_of(x.shape, gradient.shape, shape, geometry)
     forms: dict[str, Form] = {}
     if geometry.groups > 1:
@@ -68,9 +69,8 @@ def weight_gradient(
     forms["matmul"] = partial(_by_matmul if is_gpu else _on_cpu, shape=shape, geometry=geometry)
     if g.target == "cuda":  # gathering elements instead of rows of channels is slow on a CPU
         forms["images"] = partial(_by_images, shape=shape, geometry=geometry)
-    if not is_gpu or math.prod(shape[2:]) > 1:  # what one tap takes is a product, which no library is slow at
-        forms["conv"] = by_kernel
     if not is_gpu:
+        forms["conv"] = by_kernel
         if is_small(axes):
             forms["selected"] = partial(_by_selection, shape=shape, axes=axes)
         if shape[0] >= _FEWEST_OUTPUTS and g.may_use("FusedMatMul", x):
