@@ -99,10 +99,7 @@ def replacing_all(
                 current = final
                 os.replace(written, final)
     except failures as error:
-        why = error.strerror if isinstance(error, OSError) else None
-        raise UsageError(
-            f"{title or current} cannot be written", why=why or str(error), remedy=remedy
-        ) from error
+        raise UsageError(f"{title or current} cannot be written", why=cause(error), remedy=remedy) from error
 
 
 def _place_for(target: Path, title: str, stack: ExitStack, follows_links: bool) -> tuple[Path, Path]:
@@ -186,6 +183,22 @@ def write_text(text: str, target: Path, *, follows_links: bool = True) -> None:
         path.write_text(text, encoding="utf-8")
 
 
+def cause(error: Exception) -> str:
+    """Say why a file cannot be read or written, without its path; a null character is a ValueError."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+@contextmanager
+def reading(title: str, remedy: str) -> Iterator[None]:
+    """Say of a file that is read in here that it does not exist, or why it cannot be read."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(f"{title} does not exist", remedy=remedy) from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{title} cannot be read", why=cause(error)) from None
+
+
 def read_bytes(
     path: Path,
     *,
@@ -199,14 +212,8 @@ def read_bytes(
     `path`: the file; a pipe will do.
     `title`: what it is, for messages: ``"the calibration c.json"``.
     """
-    try:
-        with path.open("rb") as file:
-            data = file.read(limit_bytes + 1)
-    except FileNotFoundError:
-        raise UsageError(f"{title} does not exist", remedy=remedy) from None
-    except (OSError, ValueError) as error:  # ValueError: a null character in the path
-        why = error.strerror if isinstance(error, OSError) else None
-        raise UsageError(f"{title} cannot be read", why=why or str(error)) from None
+    with reading(title, remedy), path.open("rb") as file:
+        data = file.read(limit_bytes + 1)
     if len(data) > limit_bytes:
         raise too_large(
             f"{title} is too large",
@@ -221,13 +228,8 @@ def check_file(path: Path, *, title: str, remedy: str) -> None:
 
     `title`: what it is, for messages: ``"the calibration c.json"``.
     """
-    try:
+    with reading(title, remedy):
         mode = path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        raise UsageError(f"{title} does not exist", remedy=remedy) from None
-    except (OSError, ValueError) as error:  # ValueError: a null character
-        why = error.strerror if isinstance(error, OSError) else None
-        raise UsageError(f"{title} cannot be read", why=why or str(error)) from None
     if not stat.S_ISREG(mode):
         what = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
         raise UsageError(f"{title} is {what}", remedy="Name a regular file.")

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -32,6 +32,9 @@ from .render.comparison import headline, print_comparison
 from .render.console import INTERRUPTED, command_line, print_json, working
 from .signature import with_options
 from .verification import drifting, measured_strategies
+
+if TYPE_CHECKING:
+    from campo_onnx.planning.comparison import Comparison
 
 
 class Emulated(StrEnum):
@@ -169,46 +172,49 @@ def compare(
         with working(f"writing {report.name}"):
             write_text(comparison_page(comparison, model=model.name, command=command_line()), report)
     if printing.json:
-        rows = [
-            {
-                "strategy": row.plan.strategy,
-                "lists": row.plan.lists,
-                "low_nodes": len(row.plan.low_nodes),
-                "casts": len(row.plan.casts),
-                "cast_us": row.plan.cast_us,
-                "predicted_us": row.plan.predicted_us,
-                "lower_bound_us": row.plan.lower_bound_us,
-                "tensor_core_share": row.tensor_core_share,
-                "launches": row.traffic.total.launches,
-                "moved_bytes": row.traffic.total.moved_bytes,
-                "cast_moved_bytes": row.traffic.casts.moved_bytes,
-                "peak_bytes": row.traffic.peak_bytes,
-                "measured_us": row.measured_us,
-                "measured_speedup": row.measured_speedup,
-                "measured_bounds": row.measured_bounds,
-                "verdict": row.verdict or None,
-                "drift": {
-                    form: {"error": d.error, "output": d.output, "why": d.why}
-                    for form, d in row.drift.items()
-                },
-            }
-            for row in comparison.rows
-        ]
-        first = comparison.rows[0].plan
-        document = {
-            "model": str(model),
-            "graph": comparison.problem.kind.title,
-            "device": first.device,
-            "source": first.source,
-            "captured": first.captured,
-            "interrupted": comparison.interrupted,
-            "low": first.low.value,
-            "fp32_us": first.fp32_us,
-            "strategies": rows,
-        }
-        print_json(to_report("campo-onnx comparison", 1, document))
+        print_json(to_report("campo-onnx comparison", 1, _document(comparison, model)))
     else:
         print_comparison(comparison, plot=plot, form=printing.form)
         print_written(report, form=printing.form)
     if comparison.interrupted:
         raise typer.Exit(INTERRUPTED)
+
+
+def _document(comparison: "Comparison", model: Path) -> dict[str, object]:
+    """The comparison as JSON has it."""
+    rows = [
+        {
+            "strategy": row.plan.strategy,
+            "lists": row.plan.lists,
+            "low_nodes": len(row.plan.low_nodes),
+            "casts": len(row.plan.casts),
+            "cast_us": row.plan.cast_us,
+            "predicted_us": row.plan.predicted_us,
+            "lower_bound_us": row.plan.lower_bound_us,
+            "tensor_core_share": row.tensor_core_share,
+            "launches": row.traffic.total.launches,
+            "moved_bytes": row.traffic.total.moved_bytes,
+            "cast_moved_bytes": row.traffic.casts.moved_bytes,
+            "peak_bytes": row.traffic.peak_bytes,
+            "measured_us": row.measured_us,
+            "measured_speedup": row.measured_speedup,
+            "measured_bounds": row.measured_bounds,
+            "verdict": row.verdict or None,
+            "drift": {
+                form: {"error": d.error, "output": d.output, "why": d.why} for form, d in row.drift.items()
+            },
+        }
+        for row in comparison.rows
+    ]
+    first = comparison.rows[0].plan
+    return {
+        "model": str(model),
+        "graph": comparison.problem.kind.title,
+        "device": first.device,
+        "source": first.source,
+        "captured": first.captured,
+        "interrupted": comparison.interrupted,
+        "low": first.low.value,
+        "fp32_us": first.fp32_us,
+        "strategies": rows,
+    }

@@ -90,23 +90,24 @@ class Attached:
             self._give_up(error)
 
     def _build_graph(self, config: Any) -> None:
-        try:
-            self._original("_build_graph", config)
-        except Exception as error:
-            if not self._is_planned:
-                raise
-            self._give_up(error)
+        if not self._succeeds("_build_graph", config):
             self._original("_build_graph", self._manager._get_graph_transformer_config())
 
     def _create_execution_agent(self) -> None:
-        try:
+        if not self._succeeds("_create_execution_agent"):
+            self._original("_build_graph", self._manager._get_graph_transformer_config())
             self._original("_create_execution_agent")
+
+    def _succeeds(self, method: str, *arguments: Any) -> bool:
+        """Call a method of the manager; give our graph up where it fails on it."""
+        try:
+            self._original(method, *arguments)
         except Exception as error:
             if not self._is_planned:
                 raise
             self._give_up(error)
-            self._original("_build_graph", self._manager._get_graph_transformer_config())
-            self._original("_create_execution_agent")
+            return False
+        return True
 
     # ---------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import onnx
 from onnx import TensorProto
 
 from campo_onnx.errors import UsageError
-from campo_onnx.files import replacing_all
+from campo_onnx.files import cause, replacing_all
 from campo_onnx.ir.check import check_written
 from campo_onnx.ir.constants import chunks, data_files, is_external, locations, tensors_of
 from campo_onnx.ir.convert import SOURCE_TYPE_KEY
@@ -82,10 +82,9 @@ def _check_name(target: Path) -> None:
         ) from None
     except (FileNotFoundError, NotADirectoryError):
         return
-    except (OSError, ValueError) as error:  # ValueError: a null character
-        why = error.strerror if isinstance(error, OSError) else None
+    except (OSError, ValueError) as error:
         raise UsageError(
-            f"the output {target} cannot be written", why=why or str(error), remedy=_OTHER_NAME
+            f"the output {target} cannot be written", why=cause(error), remedy=_OTHER_NAME
         ) from None
 
 

@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto
 
 from campo_onnx.errors import CampoError, ModelError, UnsupportedModelError, UsageError
+from campo_onnx.files import reading
 from campo_onnx.ir import shapes
 from campo_onnx.ir.check import check_given, refuse_broken_text
 from campo_onnx.ir.constants import chunks, constants_of, data_files, is_external, read_small, tensors_of
@@ -195,7 +196,7 @@ def check_model(path: Path) -> None:
 
 
 def _payload(path: Path, *, read: bool = True) -> bytes:
-    try:
+    with reading(f"{path}", "Check the path of the model."):
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
             raise UsageError(f"{path} is a folder", remedy="Name the .onnx file in it.")
@@ -208,11 +209,6 @@ def _payload(path: Path, *, read: bool = True) -> bytes:
                 remedy="Check that it is the file you mean; large weights go beside the model.",
             )
         return path.read_bytes() if read else b""
-    except FileNotFoundError:
-        raise UsageError(f"{path} does not exist", remedy="Check the path of the model.") from None
-    except (OSError, ValueError) as error:  # ValueError: a null character in the path
-        why = error.strerror if isinstance(error, OSError) else None
-        raise UsageError(f"{path} cannot be read", why=why or str(error)) from None
 
 
 def view_of(model: onnx.ModelProto, types: shapes.TensorTypes) -> GraphView:

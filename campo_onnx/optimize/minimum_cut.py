@@ -82,7 +82,7 @@ class Network:
         if yes is None and no is None:
             self._constant_us.append(cost_us)
         elif cost_us > 0 or error > 0:
-            self._arc(self._tail(yes), self._head(no), cost_us, error)
+            self._arc(self._end(yes, SOURCE), self._end(no, SINK), cost_us, error)
 
     def gain(self, gain_us: float, choice: str) -> None:
         """Charge a choice with what it gains when it is yes; a negative gain is a cost."""
@@ -102,25 +102,17 @@ class Network:
         self._costs_us.append(cost_us)
         self._errors.append(error)
 
-    def _tail(self, yes: tuple[str, ...] | None) -> int:
-        if yes is None:
-            return SOURCE
-        if len(yes) == 1:
-            return self._vertex[yes[0]]
-        self._size += 1
-        for name in yes:
-            self._arc(self._vertex[name], self._size - 1, math.inf)
-        return self._size - 1
-
-    def _head(self, no: tuple[str, ...] | None) -> int:
-        if no is None:
-            return SINK
-        if len(no) == 1:
-            return self._vertex[no[0]]
-        self._size += 1
-        for name in no:
-            self._arc(self._size - 1, self._vertex[name], math.inf)
-        return self._size - 1
+    def _end(self, choices: tuple[str, ...] | None, terminal: int) -> int:
+        """The vertex where an arc begins at the source, or ends at the sink, or that of some choices."""
+        if choices is None:
+            return terminal
+        vertices = [self._vertex[name] for name in choices]
+        if len(vertices) == 1:
+            return vertices[0]
+        joint, self._size = self._size, self._size + 1
+        for vertex in vertices:
+            self._arc(*((vertex, joint) if terminal == SOURCE else (joint, vertex)), math.inf)
+        return joint
 
     def arcs(self) -> "Arcs":
         """Give what was charged so far as arrays."""

@@ -64,13 +64,18 @@ def _with_bias(g: Graph, call: Call, gradients: list[Value | None]) -> Sequence[
     return gradients
 
 
+def _padded(g: Graph, image: Value, pads: Sequence[int]) -> tuple[list[int], Value]:
+    """Pad images as a convolution does, or crop them; and where the result starts."""
+    spatial = len(pads) // 2
+    starts = [0, 0, *(-p for p in pads[:spatial])]
+    ends = [size + after for size, after in zip(image.shape, (0, 0, *pads[spatial:]), strict=True)]
+    return starts, cropped(g, image, starts, ends)
+
+
 def _conv(g: Graph, call: Call) -> Sequence[Value | None]:
     x, weight, gradient = call.input(0), call.input(1), call.gradient
     geometry, pads = _geometry(call, weight)
-    spatial = len(pads) // 2
-    starts = [0, 0, *(-p for p in pads[:spatial])]
-    ends = [size + after for size, after in zip(x.shape, (0, 0, *pads[spatial:]), strict=True)]
-    padded = cropped(g, x, starts, ends)
+    starts, padded = _padded(g, x, pads)
     of_padded = input_gradient(g, gradient, weight, geometry, padded.shape)
     of_x = cropped(g, of_padded, [-s for s in starts], [n - s for n, s in zip(x.shape, starts, strict=True)])
     of_weight = by_convolution(g, padded, gradient, weight.shape, geometry)
@@ -83,11 +88,8 @@ def _conv_transpose(g: Graph, call: Call) -> Sequence[Value | None]:
     if "output_shape" in call.attributes:
         raise NoRuleError("ConvTranspose with output_shape")
     geometry, pads = _geometry(call, weight)
-    spatial = len(pads) // 2
-    starts = [0, 0, *(-p for p in pads[:spatial])]
-    ends = [size + after for size, after in zip(gradient.shape, (0, 0, *pads[spatial:]), strict=True)]
-    padded = cropped(g, gradient, starts, ends)
-    attributes = {**geometry.attributes, "pads": [0] * 2 * spatial}
+    _, padded = _padded(g, gradient, pads)
+    attributes = {**geometry.attributes, "pads": [0] * len(pads)}
     of_x = g.op("Conv", padded, weight, **attributes)
     of_weight = by_convolution(g, padded, x, weight.shape, geometry)
     return _with_bias(g, call, [cropped(g, of_x, [0] * x.rank, x.shape), of_weight])
