@@ -18,7 +18,7 @@ BIN := $(VENV)/bin
 demo: $(VENV)/.installed
 	$(BIN)/campo-onnx demo --folder demo_out --force
 
-# Before each commit, about a minute of a quiet machine: lint, types, and the tests that are quick one by one.
+# Before each commit: lint, types, and the tests that are quick one by one, about two minutes of CPU time on all cores.
 check: lint $(VENV)/.installed-test
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile -m "$(QUICK)"
 

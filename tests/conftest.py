@@ -47,9 +47,9 @@ def pytest_configure() -> None:
 SLOW = {
     "bench", "benchmarks", "calibrate", "checking", "cli", "cluster", "cuda", "emulation", "export", "fuzz",
     "gpu_lease", "integrations", "random_graphs", "random_networks", "report", "runtime", "torch_compile",
-    "training", "test_choose.py", "test_examples.py", "test_first_minutes.py", "test_frameworks_agree.py",
-    "test_main_module.py", "test_padding_random.py", "test_pipeline.py", "test_public_api.py",
-    "test_rewrite_any_plan.py", "test_traffic.py",
+    "training", "test_choose.py", "test_examples.py", "test_first_minutes.py", "test_foreign_operators.py",
+    "test_frameworks_agree.py", "test_main_module.py", "test_padding_random.py", "test_pipeline.py",
+    "test_public_api.py", "test_rewrite_any_plan.py", "test_traffic.py",
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -24,6 +25,12 @@ DIALECT = {  # and what the field says
 }
 SOURCES = sorted(path for folder in ("campo_onnx", "cli") for path in (ROOT / folder).rglob("*.py"))
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """A file, parsed once for all tests."""
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def identifiers(tree: ast.AST) -> Iterator[str]:
@@ -52,7 +59,7 @@ def dialect_at(texts: dict[Path, str]) -> list[str]:
 
 def test_names_in_code() -> None:
     assert SOURCES
-    names = {path: set(identifiers(ast.parse(path.read_text(encoding="utf-8")))) for path in SOURCES}
+    names = {path: set(identifiers(tree_of(path))) for path in SOURCES}
     assert not dialect_at({path: " ; ".join(found).replace("_", " ") for path, found in names.items()})
 
 
@@ -78,8 +85,7 @@ def bound(tree: ast.AST) -> set[str]:
 
 def participles(path: Path) -> set[str]:
     """Participles that a file calls variables by; fields of its classes are no variables."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    functions = (node for node in ast.walk(tree_of(path)) if isinstance(node, ast.FunctionDef))
     return PARTICIPLES.intersection(name for function in functions for name in bound(function))
 
 

@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 
-import onnx
 from onnx import ModelProto, NodeProto, TensorProto
 
 from campo_onnx.ir.proto import replace_items
 from campo_onnx.ir.sort import fresh, tensor_names
+from campo_onnx.lowering.edit import Edit
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.problem import Problem
@@ -59,33 +59,27 @@ class _Writer:
         self.nodes: list[NodeProto] = []
         self._low = low
         self._rounded: dict[str, str] = {}
-        self._taken_tensors = tensor_names(model.graph)
-        self._taken_nodes = {node.name for node in model.graph.node}
+        self._taken = tensor_names(model.graph) | {node.name for node in model.graph.node}
 
     def add(self, source: NodeProto, ports: Ports | None) -> None:
         node = deepcopy(source)
+        edit = Edit(source.name, self._taken, (), {})
         if ports is not None:
             for position in sorted(ports.low_inputs):
-                node.input[position] = self._version(source.input[position])
+                node.input[position] = self._version(edit, source.input[position])
             for position in sorted(ports.low_outputs):
-                node.output[position] = fresh(f"{source.output[position]}_exact", self._taken_tensors)
-        self.nodes.append(node)
+                node.output[position] = fresh(f"{source.output[position]}_exact", self._taken)
+        edit.nodes.append(node)
         for exact, tensor in zip(node.output, source.output, strict=True):
             if exact != tensor:
-                self._round(exact, tensor)
-                self._rounded[tensor] = tensor
+                self._rounded[tensor] = self._round(edit, exact, tensor)
+        self.nodes += edit.nodes
 
-    def _version(self, tensor: str) -> str:
+    def _version(self, edit: Edit, tensor: str) -> str:
         if tensor not in self._rounded:
-            self._rounded[tensor] = fresh(f"{tensor}_rounded", self._taken_tensors)
-            self._round(tensor, self._rounded[tensor])
+            self._rounded[tensor] = self._round(edit, tensor)
         return self._rounded[tensor]
 
-    def _round(self, source: str, target: str) -> None:
-        stored = fresh(f"{target}_{self._low.value}", self._taken_tensors)
-        for before, after, to in (
-            (source, stored, self._low.onnx_dtype),
-            (stored, target, TensorProto.FLOAT),
-        ):
-            name = fresh(f"round_{after}", self._taken_nodes)
-            self.nodes.append(onnx.helper.make_node("Cast", [before], [after], name=name, to=to))
+    def _round(self, edit: Edit, source: str, target: str = "") -> str:
+        stored = edit.op("Cast", source, to=self._low.onnx_dtype)
+        return edit.op("Cast", stored, to=TensorProto.FLOAT, output=target)

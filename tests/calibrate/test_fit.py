@@ -80,7 +80,7 @@ def test_selection_takes_correlated_events_only() -> None:
     assert abs(rho["noise"]) < 0.4
     assert rho["same"] == 0.0
     assert select(found) == ("traffic", "rate")
-    assert select(found, threshold=1.1) == ("traffic",) or select(found, threshold=1.1) == ("rate",)
+    assert select(found, threshold=1.1) == ("traffic",)  # the first of two that correlate alike
 
 
 def test_negative_correlation_counts() -> None:
@@ -175,7 +175,7 @@ def test_relative_fit_does_not_sacrifice_small_casts() -> None:
     elements = [100, 1000, 10_000, 1_000_000]
     measured = [2.0, 2.1, 4.0, 500.0]  # steeper beyond the cache
     relative, absolute = fit_cast(elements, measured), fit_cast(elements, measured, relative=False)
-    assert abs(relative.cast_us(100) - 2) < abs(absolute.cast_us(100) - 2) or absolute.c_i_us == 0
+    assert abs(relative.cast_us(100) - 2) < abs(absolute.cast_us(100) - 2)
 
 
 def test_fp32_time_from_shapes() -> None:

@@ -94,6 +94,7 @@ def test_training_graphs_of_old_opsets_are_written_as_they_are(opset, run, well_
         np.testing.assert_allclose(run(optimized.model, feeds)[name], expected, rtol=0.02, atol=0.02)
 
 
+@pytest.mark.slow
 def test_shipped_models_of_opset_6_are_converted_and_compute_what_they_did(run):
     converted = 0
     for path in OLD_MODELS:

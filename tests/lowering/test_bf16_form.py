@@ -140,6 +140,7 @@ def test_every_strategy_is_compared_in_one_form():
     assert least == next(row.plan.predicted_us for row in comparison.rows if row.plan.strategy == "optimal")
 
 
+@pytest.mark.slow
 def test_convolutional_networks_gain():
     with_form = optimize(DATA / "resblocks.onnx", BF16)
     without = optimize(DATA / "resblocks.onnx", replace(BF16, lowers=False))

@@ -158,6 +158,7 @@ def test_bad_files(profile: Profile, tmp_path: Path) -> None:
         read_profile(tmp_path)
 
 
+@pytest.mark.slow
 def test_no_damaged_byte_is_read(profile: Profile, tmp_path: Path) -> None:
     """Some would change a time, others end the process in the reader of parquet."""
     path = tmp_path / "p.parquet"

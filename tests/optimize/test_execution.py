@@ -199,6 +199,7 @@ def test_a_reader_of_the_shape_of_a_statistic(lower):
     onnx.checker.check_model(lowered.model, full_check=True)
 
 
+@pytest.mark.slow
 def test_figures_do_not_depend_on_the_hash_seed():
     program = (
         "from campo_onnx import *; "

@@ -107,6 +107,7 @@ def test_every_vertex_with_many_free_nodes(random_problem, count):
     raise AssertionError(f"no problem drawn has {count} free nodes")
 
 
+@pytest.mark.slow
 def test_the_ends_are_the_fastest_plan_and_one_without_error(random_problem):
     for seed in range(100):
         rng = random.Random(f"ends {seed}")
@@ -121,6 +122,7 @@ def test_the_ends_are_the_fastest_plan_and_one_without_error(random_problem):
             assert before.squared_error > after.squared_error
 
 
+@pytest.mark.slow
 def test_settled_choices_change_no_point(random_problem, monkeypatch):
     """Errors of any size, and frontiers that are not nested: the same as with every choice in every cut."""
     open_choices, not_nested = [], 0
@@ -152,6 +154,7 @@ def test_settled_choices_change_no_point(random_problem, monkeypatch):
     assert np.mean(open_choices) < 0.8
 
 
+@pytest.mark.slow
 def test_bounds_hold_where_weights_are_cast_at_once(random_problem, monkeypatch):
     """Two networks, of which each point has the better one: settled choices change no point there either."""
     at_once = 0

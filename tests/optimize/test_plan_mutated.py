@@ -147,6 +147,7 @@ def planned(lower: Any, name: str) -> tuple[Imported, Plan]:
     return result.imported, result.plan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["training step", "odd sizes", "Casts of the given graph", "readers of shapes"]
 )

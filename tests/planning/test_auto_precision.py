@@ -103,6 +103,7 @@ def test_a_result_keeps_its_precision() -> None:
     assert choose_precision(mixed, options()).low is Precision.BF16
 
 
+@pytest.mark.slow
 def test_the_command_says_what_was_chosen(tmp_path: Path) -> None:
     given, out = tmp_path / "a.onnx", tmp_path / "b.onnx"
     onnx.save(chain(scaled=False), given)

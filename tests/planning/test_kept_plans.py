@@ -84,6 +84,7 @@ def test_a_plan_is_kept_and_taken_again(mlp, tmp_path, monkeypatch):
     assert (second, again) == (first, mixed)
 
 
+@pytest.mark.slow
 def test_another_process_finds_the_plan(tmp_path):
     program = (
         "import sys\n"
