@@ -17,7 +17,7 @@ from campo_onnx.ops.signature import Operand, Shape, Signature, TensorType
 from campo_onnx.ops.spec import Family, Refuses
 from campo_onnx.ops.work import GUESS, Gemm, Stream, Work, WorkForm, WorkKind
 
-_REMEMBERED = 1 << 14  # signatures; a large training graph has some hundreds
+_REMEMBERED = 1 << 12  # signatures; a large training graph has some hundreds
 
 
 def ports_of(signature: Signature, precision: Precision) -> Ports:

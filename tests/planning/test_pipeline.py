@@ -1,6 +1,8 @@
 """The whole line: every graph, device, strategy and preset; twice is once; safety; damaged input."""
 
+import gc
 import random
+import weakref
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
@@ -12,6 +14,7 @@ import pytest
 
 from campo_onnx.errors import ModelError, UnsupportedModelError, UsageError
 from campo_onnx.ir.exporter import export_model
+from campo_onnx.ir.importer import import_model
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.optimize.plan.plan import Plan
@@ -261,3 +264,16 @@ def test_no_plan_of_any_strategy_is_below_the_bound_that_each_carries(name, pads
         assert plan.lower_bound_us is not None
         assert plan.lower_bound_us <= least_us * (1 + 1e-9)
     assert plans["campo"].lower_bound_us == pytest.approx(plans["optimal"].predicted_us, rel=1e-6)
+
+
+@pytest.mark.parametrize("path", GRAPHS, ids=lambda path: path.stem)
+def test_a_graph_that_was_planned_is_let_go(path, dims_of):
+    """A loop of changing sizes plans thousands of graphs: what is remembered of one must not keep it."""
+    imported = import_model(path, dims_of(path))
+    chosen = options()
+    problem = problem_of(imported, chosen)
+    apply(decide(problem, imported, chosen), problem, imported)
+    alive = [weakref.ref(imported), weakref.ref(imported.view)]
+    del imported, problem
+    gc.collect()
+    assert [reference() for reference in alive] == [None, None]

@@ -1,7 +1,9 @@
 """Sizes that change from step to step: a graph that runs at any size, learned from the first ones."""
 
 import copy
+import gc
 import random
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -175,3 +177,26 @@ def test_arrays_may_count_along_their_axes() -> None:
     assert formula is not None
     np.testing.assert_array_equal(formula.at((3, 9)), np.add.outer(np.arange(3) * 9, np.arange(9) * 2) + 5)
     assert array_formula_of([a**2 for a in arrays], SIZES) is None
+
+
+def alive() -> Counter[str]:
+    """Count torch's and our own objects, and the texts of graphs that torch keeps."""
+    gc.collect()
+    kinds = (type(each) for each in gc.get_objects())
+    counts = Counter(k.__qualname__ for k in kinds if str(k.__module__).startswith(("torch", "campo_onnx")))
+    counts["texts"] = len(torch.fx.graph_module._loader.eval_cache)
+    return counts
+
+
+def test_sets_of_sizes_that_were_dropped_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joint, "_MOST_RESIZED", 4)
+    call = compiled(Language())
+    counts = []
+    lengths = list(range(8, 60))
+    random.Random(0).shuffle(lengths)
+    for lot in ([8, 59, 30, 40, *lengths[:20]], lengths[20:36], lengths[36:]):
+        for length in lot:
+            call(*text(8, length)).sum().backward()
+        counts.append(alive())
+    assert counts[1]["TrainingStep"] < len(lengths[20:36])
+    assert counts[2] - counts[1] == Counter()

@@ -157,7 +157,7 @@ class Compiled:
 
         def planned(runtime: str) -> Piece:
             graph = model() if runtime == DEFAULT else flat.model(runtime=runtime)
-            return Piece(flat, plan_graph(graph, {}, self.settings, processor, runtime))
+            return Piece(flat.interface, plan_graph(graph, {}, self.settings, processor, runtime))
 
         piece = self._runtimes.made(None, processor, planned, model)
         piece.open()

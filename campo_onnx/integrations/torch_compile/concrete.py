@@ -118,6 +118,13 @@ def drop_oldest(cache: OrderedDict[Sizes, Any], most: int) -> None:
             )
 
 
+class Uncompiled(torch.fx.GraphModule):
+    """A graph that is translated or interpreted: no Python is written, which torch keeps for good."""
+
+    def recompile(self) -> Any:
+        """Write nothing."""
+
+
 def concrete_graph(gm: torch.fx.GraphModule, symbols: Symbols, sizes: Sizes) -> torch.fx.GraphModule:
     """Copy a graph for given sizes.
 
@@ -146,7 +153,7 @@ def concrete_graph(gm: torch.fx.GraphModule, symbols: Symbols, sizes: Sizes) -> 
             if isinstance(copies[node], torch.fx.Node):
                 copies[node].meta["position"] = position
             position += 1
-    return torch.fx.GraphModule(gm, graph)
+    return Uncompiled(gm, graph)
 
 
 class _Static:
@@ -155,6 +162,7 @@ class _Static:
     def __init__(self, sizes: Mapping[Any, int]) -> None:
         self._sizes = sizes
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._mode.cache_enabled = False  # torch's cache of fake results has no bound
         self._numbers: dict[Any, Any] = {}
         self._tensors: dict[Any, torch.Tensor] = {}
 
@@ -207,4 +215,4 @@ def interface_of(
         if node.op != "call_function" or is_needed(node):
             copies[node] = graph.node_copy(node, copy)
             copies[node].meta = dict(node.meta)
-    return torch.fx.GraphModule(gm, graph)
+    return Uncompiled(gm, graph)

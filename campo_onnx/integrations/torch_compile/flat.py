@@ -6,8 +6,7 @@ Results that are not tensors, or an argument as it is, never reach ONNX; they ar
 import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import onnx
@@ -42,6 +41,7 @@ class Tensor:
 
     name: str
     dtype: torch.dtype
+    device: torch.device
     layout: Layout
 
     @property
@@ -87,13 +87,12 @@ def result_of(result: Result, argument: Any, output: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlatGraph:
-    """A graph of static sizes and its interface.
+class Interface:
+    """The interface of a graph of static sizes.
 
     `checks` are what it computes for torch to check, before anything else is done with the results.
     """
 
-    gm: torch.fx.GraphModule  # ATen operations on tensors; placeholders and results lie as ONNX has them
     inputs: tuple[Tensor, ...]
     positions: tuple[int, ...]  # where each is among the arguments; what is drawn comes after them
     draws: tuple[Draw, ...]
@@ -102,27 +101,9 @@ class FlatGraph:
     results: tuple[Result, ...]
     checks: tuple[Check, ...] = ()
     indices: IndexGuard = IndexGuard()  # noqa: RUF009  # frozen
+    device: torch.device  # of what it computes
 
-    @cached_property
-    def device(self) -> torch.device:
-        """Device of its tensors; the CPU where there are none."""
-        placed = [n.meta["val"] for n in self.gm.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)]
-        return next((t.device for t in placed if t.device.type != "cpu"), torch.device("cpu"))
-
-    def device_of(self, name: str) -> torch.device:
-        """Device of an input, or of what the graph computes."""
-        return self._metas[name].device if name in self._metas else self.device
-
-    def dtype_of(self, name: str) -> torch.dtype:
-        """The type of an input."""
-        return self._metas[name].dtype
-
-    @cached_property
-    def _metas(self) -> Mapping[str, torch.Tensor]:
-        placed = [n.meta["val"] for n in self.gm.graph.nodes if n.op == "placeholder"]
-        return {t.name: meta for t, meta in zip(self.inputs, placed, strict=True)}
-
-    def is_like(self, other: "FlatGraph") -> bool:
+    def is_like(self, other: "Interface") -> bool:
         """Whether another differs in sizes only."""
         return self._form == other._form
 
@@ -134,6 +115,18 @@ class FlatGraph:
         ]
         checks = [(check.result, check.message) for check in self.checks]
         return tensors, self.positions, len(self.draws), self.arguments, self.results, checks
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlatGraph(Interface):
+    """A graph of static sizes."""
+
+    gm: torch.fx.GraphModule  # ATen operations on tensors; placeholders and results lie as ONNX has them
+
+    @property
+    def interface(self) -> Interface:
+        """The interface alone, without the graph: kilobytes instead of a traced graph."""
+        return Interface(**{field.name: getattr(self, field.name) for field in fields(Interface)})
 
     def model(self, *, sizes_change: bool = False, runtime: str = DEFAULT) -> onnx.ModelProto:
         """Translate it."""
@@ -189,7 +182,14 @@ def flatten(
         results=tuple(results),
         checks=tuple(Check(result, *said) for result, said in zip(checked, messages, strict=True)),
         indices=indices,
+        device=_device(graph),
     )
+
+
+def _device(graph: torch.fx.Graph) -> torch.device:
+    """Device of a graph's tensors; the CPU where there are none."""
+    placed = [n.meta["val"] for n in graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+    return next((t.device for t in placed if t.device.type != "cpu"), torch.device("cpu"))
 
 
 def shapes_interface(node: torch.fx.Node) -> bool:
@@ -223,7 +223,7 @@ def _take_results_apart(
     for node, place in computed.items():
         meta = node.meta["val"]
         layout = Layout.of(meta)
-        outputs.append(Tensor(name=f"result.{place}", dtype=meta.dtype, layout=layout))
+        outputs.append(Tensor(name=f"result.{place}", dtype=meta.dtype, device=meta.device, layout=layout))
         with graph.inserting_before(output):
             stored.append(layout.add_stored(graph, node))
     output.args = (tuple(stored),)
@@ -245,7 +245,7 @@ def _as_stored(graph: torch.fx.Graph, node: torch.fx.Node, name: str) -> Tensor:
             restored = layout.add_restored(graph, node)
         for user in users:
             user.replace_input_with(node, restored)
-    return Tensor(name=name, dtype=meta.dtype, layout=layout)
+    return Tensor(name=name, dtype=meta.dtype, device=meta.device, layout=layout)
 
 
 def _input_name(node: torch.fx.Node, names: Mapping[int, str]) -> str:

@@ -13,6 +13,7 @@ import torch
 
 from campo_onnx.errors import IndexOutOfRangeError
 from campo_onnx.integrations.torch_compile.checks import add_check
+from campo_onnx.integrations.torch_compile.concrete import Uncompiled
 from campo_onnx.integrations.torch_compile.index_ranges import MOVES, range_of
 
 aten = torch.ops.aten
@@ -28,7 +29,6 @@ class IndexUse:
     The index lies from `lowest` up to, and not including, `size`.
     """
 
-    index: torch.fx.Node
     lowest: int
     size: int
     ignored: int | None  # a number outside of that range which the operation leaves out; None for none
@@ -95,12 +95,12 @@ def reads_index(node: torch.fx.Node) -> bool:
     return node.target in _USES
 
 
-def index_uses(graph: torch.fx.Graph) -> list[IndexUse]:
+def index_uses(graph: torch.fx.Graph) -> list[tuple[torch.fx.Node, IndexUse]]:
     """Find the indices that the forward pass of a graph of static sizes reads and that may lie outside.
 
     A backward pass reads those of the forward pass.
     """
-    uses: dict[tuple[Any, ...], IndexUse] = {}
+    uses: dict[tuple[Any, ...], tuple[torch.fx.Node, IndexUse]] = {}
     for node in graph.nodes:
         if node.target not in _USES or node.meta.get("partitioner_tag") == "is_backward":
             continue
@@ -110,16 +110,9 @@ def index_uses(graph: torch.fx.Graph) -> list[IndexUse]:
                 continue
             if index.meta["val"].numel() == 0:  # nothing is looked up
                 continue
-            uses.setdefault(
-                (index, lowest, size, ignored),
-                IndexUse(
-                    index=index,
-                    lowest=lowest,
-                    size=int(size),
-                    ignored=ignored,
-                    operation=str(node.target).removeprefix("aten.").partition(".")[0],
-                ),
-            )
+            operation = str(node.target).removeprefix("aten.").partition(".")[0]
+            use = IndexUse(lowest=lowest, size=int(size), ignored=ignored, operation=operation)
+            uses.setdefault((index, lowest, size, ignored), (index, use))
     return list(uses.values())
 
 
@@ -167,9 +160,9 @@ def outside(number: int | None, name: str, use: IndexUse) -> IndexOutOfRangeErro
     )
 
 
-def add_index_check(graph: torch.fx.Graph, use: IndexUse, name: str) -> None:
+def add_index_check(graph: torch.fx.Graph, index: torch.fx.Node, use: IndexUse, name: str) -> None:
     """Let the graph check an index that only it can make."""
-    last = use.index
+    last = index
 
     def call(target: Any, *args: Any) -> torch.fx.Node:
         nonlocal last
@@ -178,10 +171,10 @@ def add_index_check(graph: torch.fx.Graph, use: IndexUse, name: str) -> None:
         last.meta["val"] = target(*(a.meta["val"] if isinstance(a, torch.fx.Node) else a for a in args))
         return last
 
-    above = call(aten.ge.Scalar, use.index, use.lowest)
-    inside = call(aten.logical_and.default, above, call(aten.lt.Scalar, use.index, use.size))
+    above = call(aten.ge.Scalar, index, use.lowest)
+    inside = call(aten.logical_and.default, above, call(aten.lt.Scalar, index, use.size))
     if use.ignored is not None:
-        inside = call(aten.logical_or.default, inside, call(aten.eq.Scalar, use.index, use.ignored))
+        inside = call(aten.logical_or.default, inside, call(aten.eq.Scalar, index, use.ignored))
     add_check(graph, call(aten.all.default, inside), outside(None, name, use))
 
 
@@ -195,25 +188,28 @@ def guard_indices(
 
     The graph is of static sizes; it is changed where it checks indices itself.
     """
-    few: list[tuple[IndexUse, frozenset[torch.fx.Node]]] = []
-    for use in index_uses(graph):
-        steps = _steps(use.index)
+    few: list[tuple[torch.fx.Node, IndexUse, frozenset[torch.fx.Node]]] = []
+    for index, use in index_uses(graph):
+        steps = _steps(index)
         if steps is None:
-            place = place_of(use.index)
-            add_index_check(graph, use, f"{use.index.name} (in {place})" if place else use.index.name)
+            place = place_of(index)
+            add_index_check(graph, index, use, f"{index.name} (in {place})" if place else index.name)
         else:
-            few.append((use, steps))
-    needed = {node for _, steps in few for node in steps}
+            few.append((index, use, steps))
+    if not few:
+        return IndexGuard()
+    needed = {node for *_, steps in few for node in steps}
     alone = torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in graph.nodes:
         if node in needed:
             copies[node] = alone.node_copy(node, copies.__getitem__)
-    alone.output([copies[use.index] for use, _ in few])
+            copies[node].meta = {}  # which would keep the whole graph
+    alone.output([copies[index] for index, *_ in few])
     return IndexGuard(
         positions=tuple(position[node] for node in copies if node.op == "placeholder"),
-        checks=tuple((_name(steps, names), use) for use, steps in few),
-        indices=torch.fx.GraphModule(graph.owning_module, alone).forward,
+        checks=tuple((_name(steps, names), use) for _, use, steps in few),
+        indices=torch.fx.Interpreter(Uncompiled(graph.owning_module, alone)).run,
     )
 
 

@@ -159,7 +159,7 @@ class JointGraph:
 
     def _step(self, flat: FlatGraph, planned: Planned, parts: Cut | None = None) -> TrainingStep:
         return TrainingStep(
-            flat,
+            flat.interface,
             planned,
             primals=self._primals,
             forward_results=self._forward_results,

@@ -3,7 +3,6 @@
 from collections.abc import Hashable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
 
@@ -47,6 +46,8 @@ class Planned:
     runtime: str = DEFAULT
     any_size: AnySize | None = None  # the FP32 graph that runs at any size; None for one of static sizes
     sizes: Sizes = ()
+    # for each tensor of a graph of any size one of its shape in the FP32 graph
+    in_fp32: Mapping[str, str] = field(default_factory=dict)
     programs: dict[Hashable, Loaded] = field(default_factory=dict)
 
     def at(self, sizes: Sizes) -> "Planned":
@@ -57,7 +58,7 @@ class Planned:
         """Shape of a tensor."""
         if self.any_size is None:
             return self.imported.view.tensors[tensor].shape or ()
-        return self.any_size.shape(self._in_fp32[tensor], self.sizes)
+        return self.any_size.shape(self.in_fp32[tensor], self.sizes)
 
     def nbytes(self, tensor: str) -> int:
         """Size of a tensor in memory."""
@@ -68,7 +69,7 @@ class Planned:
         """Shape of a tensor as a program declares it: None where it depends on sizes."""
         if self.any_size is None:
             return self.shape(tensor)
-        return declared(self.any_size.shapes[self._in_fp32[tensor]])
+        return declared(self.any_size.shapes[self.in_fp32[tensor]])
 
     @property
     def by_size(self) -> Mapping[str, ArrayFormula]:
@@ -78,19 +79,6 @@ class Planned:
     def constants(self, names: Sequence[str]) -> Mapping[str, NDArray[Any]]:
         """Give constants that depend on sizes at those that it runs at."""
         return {name: self.by_size[name].at(self.sizes) for name in names}
-
-    @cached_property
-    def _in_fp32(self) -> Mapping[str, str]:
-        """For each tensor one of its shape in the FP32 graph: itself, or the one of its node there."""
-        assert self.any_size is not None
-        before = {node.name: node.output for node in self.any_size.model.graph.node}
-        same = {name: name for name in self.any_size.shapes}
-        for node in self.imported.model.graph.node:
-            sources = before.get(node.name, node.input[:1] if node.op_type == "Cast" else ())
-            for output, source in zip(node.output, sources, strict=False):
-                if output not in same and source in same:
-                    same[output] = same[source]
-        return same
 
 
 def plan_graph(
@@ -147,7 +135,19 @@ def plan_any_size(graph: AnySize, tangents: Mapping[str, str], settings: Setting
         raise UnsupportedModelError(
             "the plan of a graph of changing sizes pads or stores what depends on them"
         )
-    return replace(planned, any_size=graph)
+    return replace(planned, any_size=graph, in_fp32=_same_shapes(graph, planned.imported.model))
+
+
+def _same_shapes(graph: AnySize, mixed: onnx.ModelProto) -> Mapping[str, str]:
+    """Give for each tensor one of its shape in the FP32 graph: itself, or the one of its node there."""
+    before = {node.name: node.output for node in graph.model.graph.node}
+    same = {name: name for name in graph.shapes}
+    for node in mixed.graph.node:
+        sources = before.get(node.name, node.input[:1] if node.op_type == "Cast" else ())
+        for output, source in zip(node.output, sources, strict=False):
+            if output not in same and source in same:
+                same[output] = same[source]
+    return same
 
 
 def _with_handover(model: onnx.ModelProto, tangents: Mapping[str, str]) -> onnx.ModelProto:

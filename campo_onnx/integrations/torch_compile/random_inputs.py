@@ -87,8 +87,8 @@ def _drawing(node: torch.fx.Node, meta: torch.Tensor) -> Draw:
     operation, args, kwargs = node.target, node.args, dict(node.kwargs)
     if not node.all_input_nodes:
         return lambda room: _into(room, operation(*args, **kwargs))
-    like = node.args[0].meta["val"]
-    return lambda room: _into(room, operation(_empty(like), *args[1:], **kwargs))
+    like, more = node.args[0].meta["val"], args[1:]
+    return lambda room: _into(room, operation(_empty(like), *more, **kwargs))
 
 
 def _into(room: torch.Tensor | None, drawn: torch.Tensor) -> torch.Tensor:

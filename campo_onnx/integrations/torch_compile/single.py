@@ -9,7 +9,7 @@ import torch
 
 from campo_onnx.integrations.torch_compile.checks import raise_failed
 from campo_onnx.integrations.torch_compile.concrete import Symbols, concrete_graph, drop_oldest
-from campo_onnx.integrations.torch_compile.flat import FlatGraph, result_of
+from campo_onnx.integrations.torch_compile.flat import Interface, result_of
 from campo_onnx.integrations.torch_compile.planning import Planned
 from campo_onnx.integrations.torch_compile.programs import address, allocated, open_part, rehearsed
 from campo_onnx.runtime.api import AddressedProgram
@@ -19,7 +19,7 @@ from campo_onnx.sizes.formulas import Sizes
 class Piece:
     """One graph of static sizes in one session."""
 
-    def __init__(self, flat: FlatGraph, planned: Planned) -> None:
+    def __init__(self, flat: Interface, planned: Planned) -> None:
         self.flat, self.planned = flat, planned
         self._device = flat.device
         inputs = {t.name: (t, p) for t, p in zip(flat.inputs, flat.positions, strict=True)}
@@ -28,7 +28,7 @@ class Piece:
 
     @cached_property
     def _session(self) -> AddressedProgram | None:
-        reads = {tensor.name: self.flat.device_of(tensor.name) for tensor, _ in self._reads}
+        reads = {tensor.name: tensor.device for tensor, _ in self._reads}
         if not self._writes:
             return None
         return open_part(self.planned, None, reads, self._writes, self._device)

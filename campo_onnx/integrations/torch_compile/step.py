@@ -8,7 +8,7 @@ import torch
 
 from campo_onnx.integrations.torch_compile.checks import raise_failed
 from campo_onnx.integrations.torch_compile.cut import Cut, cut
-from campo_onnx.integrations.torch_compile.flat import Argument, FlatGraph, Output, Result, Tensor, result_of
+from campo_onnx.integrations.torch_compile.flat import Argument, Interface, Output, Result, Tensor, result_of
 from campo_onnx.integrations.torch_compile.handoff import Saved, slots_of, total_bytes
 from campo_onnx.integrations.torch_compile.planning import Planned
 from campo_onnx.integrations.torch_compile.programs import address, allocated, open_part, rehearsed
@@ -32,7 +32,7 @@ class TrainingStep:
 
     def __init__(
         self,
-        flat: FlatGraph,
+        flat: Interface,
         planned: Planned,
         *,
         primals: int,
@@ -46,7 +46,7 @@ class TrainingStep:
         self._results = flat.results[:forward_results]
         self._gradients = flat.results[forward_results:]
         self._position = {t.name: p for t, p in zip(flat.inputs, flat.positions, strict=True)}
-        self._layout = {t.name: t.layout for t in (*flat.inputs, *flat.outputs)}
+        self._tensor = {t.name: t for t in (*flat.inputs, *flat.outputs)}
         self._checked = [check.result for check in flat.checks]
         self._written = _made([*self._results, *self._checked], flat)
         self._computed = _made(self._gradients, flat)
@@ -114,7 +114,8 @@ class TrainingStep:
         results = {t for name in nodes for t in imported.view.node[name].outputs}
         read = {t for name in nodes for t in imported.view.node[name].inputs} | set(writes)
         outside = {*imported.view.inputs, *self.cut.kept} & read - results
-        reads = {t: self.flat.device_of(t) for t in imported.view.tensors if t in outside}
+        own = {tensor.name: tensor.device for tensor in self.flat.inputs}
+        reads = {t: own.get(t, device) for t in imported.view.tensors if t in outside}
         if not writes:
             return _Half(None, (), ())
         program = open_part(self.planned, nodes, reads, writes, device)
@@ -178,11 +179,11 @@ class TrainingStep:
         """Give the slot that something is drawn into, lying as it would elsewhere; None if it has none."""
         if name not in self.slots:
             return None
-        layout, dtype = self._layout[name], self.flat.dtype_of(name)
+        dtype, layout = self._tensor[name].dtype, self._tensor[name].layout
         return layout.restored(self.slots[name].room(buffer, dtype, layout.stored_shape))
 
     def _address_of(self, name: str, by_position: Mapping[int, Any], alive: list[torch.Tensor]) -> int:
-        stored = self._layout[name].stored(by_position[self._position[name]])
+        stored = self._tensor[name].layout.stored(by_position[self._position[name]])
         alive.append(stored)  # until the run is over
         return address(stored)
 
@@ -197,6 +198,6 @@ class TrainingStep:
         return [result_of(result, by_position, allocated_at) for result in results]
 
 
-def _made(results: Sequence[Result], flat: FlatGraph) -> list[Tensor]:
+def _made(results: Sequence[Result], flat: Interface) -> list[Tensor]:
     places = dict.fromkeys(r.place for r in results if isinstance(r, Output))
     return [flat.outputs[place] for place in places]

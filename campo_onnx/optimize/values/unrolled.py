@@ -52,15 +52,20 @@ class Unrolled:
     terms: Mapping[str, float] = field(default_factory=dict)
 
 
-@remembered
 def unrolled(imported: Imported) -> Unrolled:
     """Put the bodies of a graph in the place of their nodes.
 
     All of it is brought into the normal form.
     """
+    return _unrolled(imported) or Unrolled(imported=imported)
+
+
+@remembered
+def _unrolled(imported: Imported) -> Unrolled | None:
+    """Give the graph unrolled; None if it is so already."""
     if not any(map(_has_bodies, imported.model.graph.node)):
         view = in_normal_form(imported.view, imported.model.graph.node)
-        return Unrolled(imported=imported if view is imported.view else replace(imported, view=view))
+        return None if view is imported.view else Unrolled(imported=replace(imported, view=view))
     copy = _Copy()
     copy.add_graph(imported.model.graph, imported.view, {}, "")
     view = replace(
