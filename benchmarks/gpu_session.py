@@ -43,7 +43,8 @@ from benchmarks.gpu_steps import (
     sweep_casts,
     time_launches,
     time_variants,
-    weight_gradient,
+    trace_graph,
+    weight_gradients,
 )
 from benchmarks.gpu_torch import (
     ALL_SIDES,
@@ -85,7 +86,7 @@ _ABSENT = Machine(provider="cuda", device="not here", driver="", cuda="", ort=""
 
 
 def steps_of(session: Session, *, full: bool) -> Iterator[Step]:
-    """The steps in order, with the seconds that each is expected to take on a GPU."""
+    """The steps in order, with the seconds that each is expected to take: what an H200 took, for most."""
     here = session.bench.machine
     asked: dict[str, object] = {"device": here.device, "ort": here.ort}
     quick: dict[str, object] = {"ops": session.ops, "shapes": session.shapes}
@@ -94,11 +95,11 @@ def steps_of(session: Session, *, full: bool) -> Iterator[Step]:
         return Step(name=name, work=partial(work, *arguments, session), seconds=seconds, asked=asked | more)
 
     first, others = session.graphs[:FIRST_GRAPHS], session.graphs[FIRST_GRAPHS:]
-    yield step("facts", 10, facts)
-    yield step("provider", 20, check_provider)
+    yield step("facts", 5, facts)
+    yield step("provider", 5, check_provider)
     for graph in first:
         yield from _beside_others(graph, step)
-    yield step("calibration_quick", 420, calibrate_device, LOW, False, False, **quick)
+    yield step("calibration_quick", 240, calibrate_device, LOW, False, False, **quick)
     yield step("launches", 10, time_launches)
     yield from _calibrated(first, step)
     for graph in others:
@@ -115,7 +116,7 @@ def steps_of(session: Session, *, full: bool) -> Iterator[Step]:
             yield step(f"variants_{graph.stem}", 20, time_variants, graph)
     yield from _details(session, step)
     if not session.on_cpu:
-        yield step("calibration_bf16_quick", 420, calibrate_device, Precision.BF16, False, False, **quick)
+        yield step("calibration_bf16_quick", 240, calibrate_device, Precision.BF16, False, False, **quick)
     yield step("counters", 120, count_some)
     if full:
         yield step("calibration", 4 * 3600, calibrate_device, LOW, True, False)
@@ -126,7 +127,7 @@ def steps_of(session: Session, *, full: bool) -> Iterator[Step]:
 def _beside_others(graph: Path, step: Callable[..., Step]) -> Iterator[Step]:
     """A graph as strategies plan it, beside PyTorch where that has the model, and FP32's numbers."""
     if zoo_model(graph):
-        yield step(f"torch_{graph.stem}", 45, against_torch, graph, ALL_SIDES)
+        yield step(f"torch_{graph.stem}", 60, against_torch, graph, ALL_SIDES)
     else:
         yield step(f"bench_{graph.stem}", 100, bench_graph, graph, EVERY)
     yield step(f"numerics_{graph.stem}", 10, compare_numbers, graph)
@@ -152,7 +153,10 @@ def _details(session: Session, step: Callable[..., Step]) -> Iterator[Step]:
             yield step(f"compiled_{graph.stem}", 75, against_torch, graph, COMPILED_SIDES)
     yield step("casts", 60, sweep_casts)
     yield step("alignment", 60, sweep_alignment)
-    yield step("weight_gradient", 30, weight_gradient)
+    yield step("weight_gradients", 30, weight_gradients)
+    if not session.on_cpu:
+        for graph in session.graphs:
+            yield step(f"trace_{graph.stem}", 20, trace_graph, graph)
     for graph in session.graphs:
         yield step(f"step_{graph.stem}", 30, step_of, graph)
     for graph in session.graphs:
@@ -203,7 +207,8 @@ def collect(session: Session, records: Records) -> dict[str, Any]:
         "torch": by_graph("torch_") | by_graph("compiled_"),
         "numerics": by_graph("numerics_"),
         "variants": by_graph("variants_"),
-        **{name: results.get(name) for name in ("launches", "weight_gradient", "counters", "alignment")},
+        "traces": by_graph("trace_"),
+        **{name: results.get(name) for name in ("launches", "weight_gradients", "counters", "alignment")},
         "failures": {name: step["failure"] for name, step in found.items() if "failure" in step},
     }
 
@@ -274,6 +279,8 @@ def main() -> int:
     try:
         if options.prepare or (options.plan and options.device == "cuda" and cuda_problem()):
             here, figures = _ABSENT, target(options.prepare or "h100")  # a plan needs no GPU
+        elif options.report and (recorded := _recorded(options)) is not None:
+            here, figures = recorded, target_of(recorded)
         else:
             here = machine(processor_for(options.device), options.threads)
             figures = target_of(here)
@@ -285,6 +292,12 @@ def main() -> int:
     except CampoError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+
+
+def _recorded(options: argparse.Namespace) -> Machine | None:
+    """The machine that a session has measured: its page is written anywhere."""
+    facts_of = Records(folder=options.work / f"session_{options.device}").result("facts")
+    return None if facts_of is None else Machine(**facts_of["machine"])
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,24 +18,35 @@ from benchmarks.evaluation.strategies import CAMPO, FP32, OPTIMAL, TF_AMP, TORCH
 from benchmarks.gpu_machine import LOW, Session, both_us, matmul
 from benchmarks.gpu_plans import planned
 from benchmarks.steps import Call, StepError
+from campo_onnx.builder.graph import Graph as GraphBuilder
+from campo_onnx.builder.value import Value
 from campo_onnx.calibrate.run import FULL, QUICK, Workload, calibrate
 from campo_onnx.calibrate.samples import cast_samples
 from campo_onnx.emulation.numerics import relative_l2
 from campo_onnx.files import write_text
-from campo_onnx.ir.importer import import_model
-from campo_onnx.ir.view import FLOAT
+from campo_onnx.ir.importer import Imported, import_model
+from campo_onnx.ir.view import GraphView
+from campo_onnx.lowering.convolutions.gradient_as_kernel import swapped_convolution
+from campo_onnx.lowering.convolutions.patches import Geometry
+from campo_onnx.lowering.convolutions.weight_gradient import by_images, by_matmul
+from campo_onnx.lowering.place import Place
 from campo_onnx.measure.counters import Counted, counters_of
 from campo_onnx.measure.node_timer import LAUNCH_NODE, VIEW_NODE, NodeTimer
+from campo_onnx.measure.one_node import standalone
 from campo_onnx.measure.store import Execution
-from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
-from campo_onnx.ops.signature import Signature, make_signature
+from campo_onnx.ops.signature import Signature
 from campo_onnx.runtime.feeds import synthesize
+from campo_onnx.runtime.onnxruntime.kernel_trace import ACCOUNTED
+from campo_onnx.runtime.onnxruntime.kineto import record
 from campo_onnx.runtime.onnxruntime.ncu import LIMIT_S, count
 from campo_onnx.runtime.registry import load
+from campo_onnx.runtime.timing import Effort as RuntimeEffort
+from campo_onnx.runtime.timing import measure
 
 _LARGEST_SWEEP = 64  # sizes of casts: a full calibration measures more, and is a step of its own
 _BENCH = Effort(steps=50, budget_s=40.0, energy=False)
+_FORM_EFFORT = RuntimeEffort(warmup=2, repeats=8, least=3, budget_s=0.1, spin_s=0.02)
 _VARIANT_LIMIT_S = 60.0
 
 
@@ -88,29 +100,89 @@ def sweep_alignment(session: Session, call: Call) -> list[dict[str, Any]]:
     return rows
 
 
-def weight_gradient(session: Session, call: Call) -> list[dict[str, Any]]:
-    """Weight gradient of a 3x3 convolution: a Conv with kernels as large as images, or nine products."""
-    shapes = [(2, 4, 8)] if session.on_cpu else [(64, 64, 56), (64, 128, 28), (64, 256, 14), (64, 512, 7)]
-    rows = []
-    for done, (batch, channels, size) in enumerate(shapes, start=1):
-        as_conv = make_signature(
-            OpKey("", "Conv"),
-            inputs=[(FLOAT, (1, batch, channels, size, size)), (FLOAT, (channels, batch, 1, size, size))],
-            outputs=[(FLOAT, (1, channels, channels, 3, 3))],
-            attributes={"kernel_shape": [1, size, size], "pads": [0, 1, 1] * 2},
-        )
-        product = matmul(channels, batch * size * size, channels)
-        rows.append(
-            {
-                "batch": batch,
-                "channels": channels,
-                "size": size,
-                "conv": both_us(as_conv, session),
-                "one_of_nine_products": both_us(product, session),
-            }
-        )
-        call.deadline.tick(done, len(shapes))
+_LAYERS = (
+    (128, 64, 56, 64, 3, 1, 1), (128, 128, 28, 128, 3, 1, 1), (128, 256, 14, 256, 3, 1, 1),
+    (128, 512, 7, 512, 3, 1, 1), (128, 128, 56, 128, 3, 2, 1), (128, 256, 28, 256, 3, 2, 1),
+    (128, 3, 224, 64, 7, 2, 3), (256, 3, 224, 64, 11, 4, 2), (256, 64, 27, 192, 5, 1, 2),
+    (256, 192, 13, 384, 3, 1, 1), (256, 64, 32, 128, 4, 2, 1), (256, 256, 8, 512, 4, 2, 1),
+)  # fmt: skip
+"""Convolutions of ResNet-50, AlexNet and DCGAN: images, channels, rows, outputs, taps, stride, padding."""
+
+_GRADIENT_FORMS: Mapping[str, Callable[..., Value]] = {
+    "matmul": by_matmul,
+    "images": by_images,
+    "conv": swapped_convolution,
+}
+
+
+def weight_gradients(session: Session, call: Call) -> list[dict[str, Any]]:
+    """Time the forms of a convolution's weight gradient, in both precisions."""
+    layers = [(2, 4, 8, 4, 3, 1, 1)] if session.on_cpu else _LAYERS
+    rows: list[dict[str, Any]] = []
+    for done, layer in enumerate(layers, start=1):
+        row: dict[str, Any] = {"layer": layer}
+        for precision in (Precision.FP32, LOW):
+            feeds = None
+            for name, form in _GRADIENT_FORMS.items():
+                imported = _gradient(layer, form, precision, session)
+                feeds = feeds or synthesize(imported.view)
+                step = load(imported.model, session.bench.machine).placed(feeds)
+                row[f"{name}_{precision.value}_us"] = measure(step, _FORM_EFFORT).median_us
+        rows.append(row)
+        call.deadline.tick(done, len(layers))
     return rows
+
+
+def _gradient(
+    layer: Sequence[int], form: Callable[..., Value], precision: Precision, session: Session
+) -> Imported:
+    images, channels, size, outputs, taps, stride, padding = layer
+    result = (size + 2 * padding - taps) // stride + 1
+    geometry = Geometry(strides=(stride,) * 2, pads=(padding,) * 2, dilations=(1, 1), groups=1)
+    g = GraphBuilder(opset=20, target=Place(target=session.device).operators)
+    x = g.input("x", precision.onnx_dtype, (images, channels, size, size))
+    dy = g.input("dy", precision.onnx_dtype, (images, outputs, result, result))
+    dw = form(g, x, dy, shape=(outputs, channels, taps, taps), geometry=geometry)
+    return import_model(g.model({"dw": dw}, optional_inputs=frozenset()))
+
+
+def trace_graph(graph: Path, session: Session, call: Call) -> dict[str, Any]:
+    """Trace the kernels of a step, FP32 and optimal: time by operator. Node times go into the store.
+
+    Kernels of one node that overlap count twice; then nothing is kept.
+    """
+    members = planned(graph, (FP32, OPTIMAL), session)
+    feeds, rows = synthesize(members[0].imported.view), {}
+    launch_us = session.bench.time(LAUNCH_NODE).median_us
+    for member in members:
+        view = member.imported.view
+        joined = record(
+            member.imported.model, feeds, session.bench.machine, steps=3, folder=member.imported.folder
+        )
+        call.deadline.tick(0, 1)
+        if is_whole := abs(joined.accounted - 1) <= ACCOUNTED:
+            for name, timing in joined.timings().items():
+                signature = standalone(view, name)
+                if signature is not None and timing.median_us >= launch_us:
+                    key = session.bench.key(signature)
+                    if session.bench.store.find(key) is None:
+                        session.bench.store.add(key, timing)
+        rows[" = ".join(member.labels)] = {
+            "busy_us": float(np.median(joined.busy_us)),
+            "accounted": joined.accounted,
+            "kept": is_whole,
+            "operators": by_operator({n: t.median_us for n, t in joined.timings().items()}, view),
+        }
+    return rows
+
+
+def by_operator(times_us: Mapping[str, float], view: GraphView) -> list[dict[str, Any]]:
+    """Sum the times of nodes by operator, the longest first."""
+    sums: dict[str, list[float]] = defaultdict(list)
+    for name, time_us in times_us.items():
+        sums[view.node[name].op.label].append(time_us)
+    ranked = sorted(sums.items(), key=lambda item: -sum(item[1]))
+    return [{"op": op, "nodes": len(times), "us": sum(times)} for op, times in ranked]
 
 
 def bench_graph(graph: Path, compared: Compared, session: Session, call: Call) -> dict[str, Any]:

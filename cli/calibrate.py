@@ -1,5 +1,6 @@
 """``campo-onnx calibrate``: fit a cost model of this machine."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,11 +28,12 @@ from .render.table import TableFormat
 from .signature import with_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from campo_onnx.calibrate.run import Workload
     from campo_onnx.measure.store import Execution
     from campo_onnx.ops.precision import Precision
+    from campo_onnx.ops.signature import Signature
     from campo_onnx.runtime.machine import Machine
 
 
@@ -70,6 +72,16 @@ def calibrate(
             min=9,
             help="Shapes per operator; by default 40 with --quick and 400 without. On a CPU three times as "
             "many of products and convolutions. A third is held out for testing.",
+        ),
+    ] = None,
+    steps: Annotated[
+        list[Path] | None,
+        option(
+            DECISION,
+            "--steps",
+            metavar="GRAPH.onnx",
+            help="Also on the nodes of this FP32 step, in the form that runs here; may be repeated. Its "
+            "largest nodes decide its time, and shapes that are drawn seldom are as large.",
         ),
     ] = None,
     precision: PrecisionOption = None,
@@ -132,7 +144,10 @@ def calibrate(
 
     printing.apply()
     if cluster:
-        others = {"--output": output, "--from-store": from_store, "--again": again, "--json": printing.json}
+        others = {
+            "--output": output, "--from-store": from_store, "--again": again, "--steps": steps,
+            "--json": printing.json,
+        }  # fmt: skip
         check_alone("--cluster", others)
         _on_cluster(
             cluster, place, low_precision(precision, AUTO),
@@ -157,6 +172,7 @@ def calibrate(
         output = user_folder() / file_name(target, low, execution)
         check_outputs({"--output": output}, stores, force=force)
     workload = _workload(here.provider, quick=quick, ops=ops, shapes=shapes)
+    workload = replace(workload, of_steps=tuple(_nodes(steps or (), here, low)))
     with Store(from_store or store or default_path()) as timings, telling_what_is_kept(timings):
         if timings.notice:
             print_note(timings.notice)
@@ -178,6 +194,17 @@ def calibrate(
         print_json(calibration.to_json())
     else:
         print_calibration(calibration, output, printing.form)
+
+
+def _nodes(steps: "Iterable[Path]", here: "Machine", low: "Precision") -> "Iterator[Signature]":
+    """Give the nodes of steps as they run on a machine."""
+    from campo_onnx.calibrate.samples import step_samples
+    from campo_onnx.ir.importer import import_model
+    from campo_onnx.lowering.place import Place
+    from campo_onnx.lowering.sequence import as_it_runs
+
+    for path in steps:
+        yield from step_samples(as_it_runs(import_model(path), Place.on(here)).view, low)
 
 
 def _workload(provider: str, *, quick: bool, ops: str | None, shapes: int | None) -> "Workload":

@@ -54,6 +54,9 @@ class Workload:
     sampling: Sampling
     casts: int
     largest_cast_elements: int
+    # FP32 nodes of real steps, beside the shapes that are drawn. Where nothing is measured, those that the
+    # store has in both precisions count.
+    of_steps: tuple[Signature, ...] = ()
 
 
 def has_kernel(signature: Signature, machine: Machine, precision: Precision) -> bool:
@@ -116,6 +119,10 @@ def calibrate(
         for op in workload.ops
     }
     casts = list(cast_samples(workload.casts, workload.largest_cast_elements, precision))
+    sampled = {op: len(signatures) for op, signatures in drawn.items()}
+    for signature in workload.of_steps:
+        label, node = signature.op.label, typed(signature, precision)
+        drawn[label] = tuple(dict.fromkeys((*drawn.get(label, ()), node)))
     total = 2 * sum(map(len, drawn.values())) + len(casts) + 1
     done = 0
 
@@ -134,7 +141,7 @@ def calibrate(
     pairs: dict[tuple[str, bool], list[_Pair]] = {}
     failures: dict[str, str] = {}
     for op, signatures in drawn.items():
-        for signature in signatures:
+        for number, signature in enumerate(signatures):
             if not has_kernel(signature, timer.machine, precision):
                 where = f"{timer.machine.software.rpartition(' ')[0]} on {timer.machine.provider}"
                 failures[op] = f"{where} has no {precision.value} kernel"
@@ -142,7 +149,7 @@ def calibrate(
             try:
                 pair = _measure(signature, precision, target.hardware, time_us)
             except NotStoredError:
-                missing[op] += 1
+                missing[op] += number < sampled.get(op, 0)
                 continue
             except UnsupportedModelError as error:
                 failures.setdefault(op, str(error))
@@ -150,7 +157,7 @@ def calibrate(
             if pair is not None:
                 group = (op, takes_tensor_cores(signature, target.hardware, precision))
                 pairs.setdefault(group, []).append(pair)
-    totals = {_CASTS: len(casts)} | {op: len(signatures) for op, signatures in drawn.items()}
+    totals = {_CASTS: len(casts)} | sampled
     failures = {op: f"{n} of {totals[op]} are not in the store" for op, n in missing.items() if n} | failures
     counters_refusal = ""
     if read_counters is not None:

@@ -14,10 +14,14 @@ import numpy as np
 
 from campo_onnx.calibrate.layers import FURTHER_ON_CPU, GENERATORS, SAMPLED_OPS, Generator, SampledNode
 from campo_onnx.errors import UsageError
-from campo_onnx.ops.facts import work_of
+from campo_onnx.ir.view import GraphView
+from campo_onnx.measure.one_node import standalone
+from campo_onnx.ops.facts import ports_of, work_of
 from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.ports import lowered
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import FLOAT, Signature, make_signature
+from campo_onnx.ops.work import HOST_ONLY
 
 OPSET = 20
 _TRIES = 200
@@ -68,6 +72,21 @@ def _drawn(label: str, draw: Generator, sampling: Sampling) -> tuple[Signature, 
         if signature.nbytes <= sampling.largest_bytes and work_of(signature).flops <= sampling.largest_flops:
             drawn.setdefault(signature.key, signature)
     return tuple(drawn.values())
+
+
+def step_samples(view: GraphView, low: Precision) -> Iterator[Signature]:
+    """Find the nodes of a step that are to be timed in both precisions, each once.
+
+    Shapes that are drawn lie around those of public layers; the largest nodes of a step decide its time.
+    """
+    seen: set[str] = set()
+    for node in view.nodes:
+        signature = standalone(view, node.name)
+        if signature is None or signature.key in seen or work_of(signature).kind in HOST_ONLY:
+            continue
+        seen.add(signature.key)
+        if lowered(signature, ports_of(signature, low), low) is not None:
+            yield signature
 
 
 def cast_samples(count: int, largest_elements: int, low: Precision) -> Iterator[tuple[int, Signature]]:

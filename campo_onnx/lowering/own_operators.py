@@ -21,7 +21,7 @@ becomes::
 On CUDA, gradients of Softmax and Gelu are sums of two scaled terms (HyperConnectionPostMix with one stream),
 sums of sums are one sum, and :mod:`campo_onnx.builder.cuda_fusions` makes one node of chains of Add and of
 dropouts that are added. Sums of products over rows stay sums: as products of a row with a column, 32,768 rows
-of 3,136 took 474 us in FP32 and 8,454 in FP16 (H200, `benchmarks/results/h200.md`).
+of 3,136 took 474 us in FP32 and 8,454 in FP16 (H200, `benchmarks/results/calibration_cuda.md`).
 """
 
 import math

@@ -14,6 +14,7 @@ from benchmarks import (
     auto_precision,
     digits,
     export,
+    gpu_plans,
     gpu_session,
     scaling,
     strategies,
@@ -200,9 +201,28 @@ class TestGpuSession:
         on_gpu = replace(session, bench=replace(session.bench, machine=GPU), graphs=ZOO, forms=forms_of(ZOO))
         steps = list(gpu_session.steps_of(on_gpu, full=False))
         names = [step.name for step in steps]
-        wanted = [f"{kind}_{graph.stem}" for kind in ("bench", "torch") for graph in ZOO]
+        wanted = [f"torch_{graph.stem}{plans}" for plans in ("", "_calibrated") for graph in ZOO]
         last = max(map(names.index, wanted))
         assert sum(step.seconds for step in steps[: last + 1]) <= 26 * 60
+
+    def test_what_was_planned_before_is_read_until_something_changes(
+        self, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        graph = tmp_path / "step.onnx"
+        graph.write_bytes(MLP.read_bytes())
+        first = gpu_plans.planned(graph, ("fp32", "torch-amp", "optimal"), session)
+        monkeypatch.setattr(gpu_plans, "candidates", lambda *arguments: pytest.fail("planned again"))
+        again = gpu_plans.planned(graph, ("torch-amp",), session)
+        assert [label for member in again for label in member.labels] == ["fp32", "torch-amp"]
+        for member in again:
+            (same,) = (other for other in first if set(member.labels) <= set(other.labels))
+            assert member.predicted_us == same.predicted_us
+            assert member.imported.view.digest == same.imported.view.digest
+        model = onnx.load(graph)
+        model.doc_string = "another"
+        onnx.save(model, graph)
+        with pytest.raises(pytest.fail.Exception, match="planned again"):
+            gpu_plans.planned(graph, ("torch-amp",), session)
 
     def test_two_forms_of_a_model_are_compared_as_whole_steps(self, session: Session) -> None:
         usual, other = Path("resnet50_b64.onnx"), Path("resnet50_b64.conv.onnx")
@@ -225,10 +245,10 @@ class TestGpuSession:
     def test_a_session_on_a_cpu_and_its_page(self, session: Session) -> None:
         call = Call(records=Records(folder=session.folder), deadline=Deadline.after(36000))
         steps = gpu_session.steps_of(session, full=False)
-        quick = ["facts", "provider", "numerics_mlp", "launches", "weight_gradient", "step_mlp", "counters"]
+        quick = ["facts", "provider", "numerics_mlp", "launches", "weight_gradients", "step_mlp", "counters"]
         assert run_steps(steps, call, only=quick, say=lambda line: None)
         assert {name for name, facts in call.records.all().items() if "result" in facts} == set(quick)
         page = render("calibration", gpu_session.collect(session, call.records))
-        for text in ("launches a kernel", "Weight gradient", "there is no GPU in this session"):
+        for text in ("launches a kernel", "Forms of the gradient", "there is no GPU in this session"):
             assert text in page
         assert "What failed" not in page

@@ -157,8 +157,8 @@ def test_a_calibration_that_no_longer_fits(
 
 def test_a_file_under_a_wrong_name(tmp_path: Path) -> None:
     path = keep(made("a100", GPU))
-    path.rename(path.with_name("h200-fp16.json"))
-    (found,) = found_calibrations(target("h200"), LOW)
+    path.rename(path.with_name("h100-fp16.json"))
+    (found,) = found_calibrations(target("h100"), LOW)
     assert found.refusal == "it is of a100"
 
 
@@ -187,13 +187,13 @@ def known() -> dict[str, Knowledge]:
 
 
 def test_what_is_known_of_each_device() -> None:
-    keep(made("h200", GPU))
+    keep(made("h100", GPU))
     entries = known()
     assert list(entries) == list(devices())
     assert {name: entry.timings for name, entry in entries.items() if entry.timings} == {"h200": 1, "cpu": 1}
-    (found,) = entries["h200"].calibrations
+    (found,) = entries["h100"].calibrations
     assert found.origin is Origin.HERE
-    facts = entries["h200"].to_dict()
+    facts = entries["h100"].to_dict()
     assert facts["calibrations"][0]["precision"] == "fp16"
     assert facts["calibrations"][0]["model_accuracy"] is None
     json.dumps(facts)

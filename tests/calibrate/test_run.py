@@ -1,6 +1,7 @@
 """Calibrating, on made-up timings and on this CPU: models, file, predictions."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from campo_onnx.calibrate.calibration import Calibration, load_calibration
 from campo_onnx.calibrate.in_step import InStep
 from campo_onnx.calibrate.op_model import OpModel
 from campo_onnx.calibrate.run import Workload, calibrate
-from campo_onnx.calibrate.samples import Sampling, samples_of
+from campo_onnx.calibrate.samples import Sampling, samples_of, step_samples
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.costs.predicted import CostModel
 from campo_onnx.errors import ProfileError, UsageError
@@ -273,3 +274,22 @@ def test_prediction_agrees_with_the_machine_it_was_fitted_to(calibration: Calibr
         assert low is not None
         assert cost.fp32_us == pytest.approx(physics_us(signature), rel=0.15)
         assert cost.low_us == pytest.approx(physics_us(low), rel=0.15)
+
+
+def test_nodes_of_a_step_count_beside_those_that_are_drawn(view: GraphView) -> None:
+    """Also of operators that are not drawn; what a store lacks of them is not missed."""
+    nodes = tuple(step_samples(view, Precision.FP16))
+    workload = replace(TINY, ops=("MatMul",), of_steps=nodes)
+
+    def made(workload: Workload, timer: NodeTimer) -> tuple[Counter[str], Mapping[str, str]]:
+        calibration, counted = calibrate(workload, timer, H200, Precision.FP16), Counter()
+        for entry in calibration.entries:
+            counted[entry.op] += entry.fitted + entry.scores.shapes
+        return counted, calibration.failures
+
+    store, own = Store(), Counter(signature.op.label for signature in nodes)
+    drawn, _ = made(replace(workload, of_steps=()), Imagined(machine=GPU, store=store))
+    both, _ = made(workload, Imagined(machine=GPU, store=Store()))
+    assert own["Gemm"] > 0
+    assert both["MatMul"] == drawn["MatMul"] + own["MatMul"]
+    assert made(workload, NodeTimer(machine=GPU, store=store, only_stored=True)) == (drawn, {})

@@ -7,8 +7,9 @@ import onnx
 import pytest
 
 from campo_onnx.calibrate.layers import GENERATORS, QUICK_OPS, SAMPLED_OPS
-from campo_onnx.calibrate.samples import Sampling, cast_samples, samples_of
+from campo_onnx.calibrate.samples import Sampling, cast_samples, samples_of, step_samples
 from campo_onnx.errors import UsageError
+from campo_onnx.ir.importer import import_model
 from campo_onnx.measure.one_node import one_node_model
 from campo_onnx.ops.facts import ports_of, work_of
 from campo_onnx.ops.multiples import Multiples
@@ -74,3 +75,21 @@ def test_a_quick_calibration_takes_what_steps_spend_their_time_in() -> None:
     assert SAMPLED_OPS[: len(QUICK_OPS)] == QUICK_OPS
     assert (QUICK_OPS[0], QUICK_OPS[-1]) == ("MatMul", "LessOrEqual")
     assert len(SAMPLED_OPS) == len(set(SAMPLED_OPS)) == len(GENERATORS)
+
+
+def test_each_node_of_a_step_that_low_precision_may_change_is_a_sample_once() -> None:
+    step = """
+        g (float[4, 8] x, float[8, 8] w, int64[4] i)
+        => (float[4, 8] y, float[4, 8] z, int64[4] k, float[1, 32] f)
+        {
+            a = MatMul (x, w)
+            b = MatMul (x, w)
+            y = Relu (a)
+            z = Sigmoid (b)
+            k = Add (i, i)
+            f = Flatten <axis = 0> (x)
+        }
+    """
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 20]> {step}')
+    samples = list(step_samples(import_model(model).view, Precision.FP16))
+    assert [signature.op.op_type for signature in samples] == ["MatMul", "Relu", "Sigmoid"]

@@ -101,9 +101,15 @@ def test_auto_measures_the_device_that_is_here() -> None:
     assert found.nodes[view.nodes[0].name].source == "measure"
 
 
+def test_auto_takes_the_calibration_that_ships_and_falls_back_to_figures(
+    imported: Imported, ports: Mapping[str, Ports]
+) -> None:
+    assert costs_for(imported.view, ports, H200, LOW, CostSource.AUTO).source == "model"
+    assert costs_for(imported.view, ports, target("h100"), LOW, CostSource.AUTO).source == "datasheet"
+
+
 @pytest.mark.skipif(is_here(H200), reason="this machine has an H200")
-def test_auto_falls_back_to_figures(imported: Imported, ports: Mapping[str, Ports]) -> None:
-    assert costs_for(imported.view, ports, H200, LOW, CostSource.AUTO).source == "datasheet"
+def test_nothing_is_measured_on_an_absent_gpu(imported: Imported, ports: Mapping[str, Ports]) -> None:
     with pytest.raises((DeviceUnavailableError, DeviceMismatchError)):
         costs_for(imported.view, ports, H200, LOW, CostSource.MEASURE)
 

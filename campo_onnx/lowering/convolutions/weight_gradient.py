@@ -2,7 +2,7 @@
 
 - ``"conv"``: a convolution of the input with the output's gradient, as large as an image, as kernel
   (:mod:`campo_onnx.lowering.convolutions.gradient_as_kernel`). On a GPU for groups only: cuDNN has no kernel
-  for it, and took up to 140 times as long as the products (H200, `benchmarks/results/h200.md`).
+  for it, and took up to 140 times as long as the products (H200, `benchmarks/results/calibration_cuda.md`).
 - ``"matmul"``: the input as each tap of the kernel sees it, times the output's gradient. More nodes,
   but the work is one matrix product, the shape tensor cores are made for.
 - ``"images"``: the same with a product for each image, the results summed: nothing is transposed.
@@ -66,9 +66,9 @@ def weight_gradient(
             if selection_size(axes[-count:]) <= LARGEST_INDEX:
                 forms[f"pairs_{count}"] = partial(by_pairs, shape=shape, axes=axes, count=count)
         return forms[cheapest(g, forms, (x, gradient), device)](g, x, gradient)
-    forms["matmul"] = partial(_by_matmul if is_gpu else _on_cpu, shape=shape, geometry=geometry)
+    forms["matmul"] = partial(by_matmul if is_gpu else _on_cpu, shape=shape, geometry=geometry)
     if g.target == "cuda":  # gathering elements instead of rows of channels is slow on a CPU
-        forms["images"] = partial(_by_images, shape=shape, geometry=geometry)
+        forms["images"] = partial(by_images, shape=shape, geometry=geometry)
     if not is_gpu:
         forms["conv"] = by_kernel
         if is_small(axes):
@@ -78,7 +78,7 @@ def weight_gradient(
     return forms[cheapest(g, forms, (x, gradient), device)](g, x, gradient)
 
 
-def _by_matmul(g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geometry: Geometry) -> Value:
+def by_matmul(g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geometry: Geometry) -> Value:
     """Multiply (positions, taps and outputs), transposed, by (positions, taps and channels)."""
     if math.prod(shape[2:]) == 1 and not any(geometry.pads):
         return reshape(g, _pointwise(g, _strided(g, x, gradient, geometry), gradient), shape)
@@ -123,7 +123,7 @@ def _by_unfolding(g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], a
     return reshape(g, _summed_products(g, flat_images(g, gradient), flat_images(g, columns)), shape)
 
 
-def _by_images(g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geometry: Geometry) -> Value:
+def by_images(g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geometry: Geometry) -> Value:
     """Multiply (taps and outputs, positions) by (positions, taps and channels) for each image, and sum."""
     if math.prod(shape[2:]) == 1 and not any(geometry.pads):
         x = _strided(g, x, gradient, geometry)
