@@ -13,6 +13,7 @@ from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 from tests.formulas.step import NUMPY, Array, Step
 
 _PRODUCTS = frozenset({"MatMul"})
+_COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 
 
 @dataclass
@@ -171,6 +172,11 @@ class Formula:
     def products(self) -> dict[str, Step]:
         """Products of matrices, by the name of their node."""
         return {self._node(i): s for i, s in enumerate(self.steps) if s.op in _PRODUCTS}
+
+    @property
+    def comparisons(self) -> dict[str, Step]:
+        """Comparisons, by the name of their node."""
+        return {self._node(i): s for i, s in enumerate(self.steps) if s.op in _COMPARISONS}
 
     def _node(self, number: int) -> str:
         return f"{self.prefix}{self.steps[number].op}_{number}"

@@ -23,7 +23,22 @@ WRONG_BY_RULES_ONCE = (
     ("instruments.volatility_smile", 3700250),
     ("instruments.volatility_smile", 3700802),
     ("densities.bins_compared", 5200168),
+    ("instruments.courant_step", 5200881),
+    ("science.standardized", 7019796),
 )
+
+WRONG_IN_OTHER_WORDS_ONCE = (
+    ("signals.similarity_of_images", 20100122),
+    ("attention.alibi_by_mask", 20100177),
+    ("learning.triplet_by_cosine", 20100411),
+    ("metrics.coefficient_of_variation", 20100461),
+    ("metrics.convergence_of_averages", 20100462),
+    ("signals.matthews", 20101290),
+    ("training.polynomial_decay", 20101339),
+)
+
+CHOICES = (("training.least_probability", 7000965), ("instruments.hue", 7002349))
+"""Values next to a threshold, or to where a remainder jumps."""
 
 
 @pytest.mark.parametrize("seed", range(len(TEMPLATES)))
@@ -35,6 +50,18 @@ def test_a_formula_is_right_or_fp32(seed: int) -> None:
 @pytest.mark.parametrize(("template", "seed"), WRONG_BY_RULES_ONCE)
 def test_what_was_wrong_by_rules_once_is_right(template: str, seed: int) -> None:
     row = outcome_of(seed, template=template)
+    assert row["outcome"] in RIGHT, row
+
+
+@pytest.mark.parametrize(("template", "seed"), WRONG_IN_OTHER_WORDS_ONCE)
+def test_what_was_wrong_in_other_words_once_is_right(template: str, seed: int) -> None:
+    row = outcome_of(seed, (Tried.NOTHING,), template=template, reworded_share=0.3)
+    assert row["outcome"] in RIGHT, row
+
+
+@pytest.mark.parametrize(("template", "seed"), CHOICES)
+def test_rounding_explains_a_choice_of_values_next_to_each_other(template: str, seed: int) -> None:
+    row = outcome_of(seed, (Tried.NOTHING,), template=template)
     assert row["outcome"] in RIGHT, row
 
 

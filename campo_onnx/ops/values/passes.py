@@ -165,10 +165,10 @@ def decided(signature: Signature, inputs: Ranges, result: ValueRange, need: Need
     return dict.fromkeys(range(len(inputs)), EXACT) if need.is_place else NOTHING
 
 
-def summed_by_ones(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
-    """A sum of one factor, where the other is one constant."""
+def weighted_sum(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
+    """A sum of one factor, where the other is constants of one sign: ones, a Gaussian window."""
     constants = [i for i, r in enumerate(inputs[:2]) if r is not None and not r.varies]
-    if len(constants) != 1 or known_at(inputs, constants[0]).lowest != known_at(inputs, constants[0]).highest:
+    if len(constants) != 1 or not have_one_sign((known_at(inputs, constants[0]),)):
         return NOTHING
     summed = 1 - constants[0]
     return {summed: reduced(signature, inputs[summed : summed + 1], result, need)[0]}
@@ -176,7 +176,7 @@ def summed_by_ones(signature: Signature, inputs: Ranges, result: ValueRange, nee
 
 def contracted(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
     """A sum, an outer product, coordinates times a small matrix; other products set their own accuracy."""
-    if needs := summed_by_ones(signature, inputs, result, need):
+    if needs := weighted_sum(signature, inputs, result, need):
         return needs
     shape = shape_of(signature, 0)
     if not shape or len(signature.inputs) < 2:
@@ -241,7 +241,7 @@ _BY_RULE: tuple[tuple[PassRule, str], ...] = (
     (logarithm, "Log ReduceLogSum"),
     (whole_steps, "Ceil Floor Round"),
     (decided, "Equal Greater GreaterOrEqual Hardmax Less LessOrEqual Sign"),
-    (summed_by_ones, "Conv"),
+    (weighted_sum, "Conv"),
     (contracted, "Einsum Gemm MatMul com.microsoft:FusedMatMul"),
 )
 

@@ -116,7 +116,7 @@ class _Terms:
         return 1.0
 
     def _of(self, tensor: str) -> float:
-        if self._view.is_constant(tensor):
+        if self._values.is_constant(tensor):
             r = self._values.range(tensor)
             return r.magnitude or 1.0 if r.lowest == r.highest else 1.0
         return self.terms.get(tensor, 1.0)

@@ -19,6 +19,7 @@ from campo_onnx.optimize.values.sum_ops import (
     MOVES,
     MOVES_AND_SIGNS,
     PARTS,
+    SCALES,
     SUMS_OF_FEW,
     SUMS_OF_SQUARES,
     adds_up,
@@ -78,8 +79,9 @@ class _Close:
         self._values, self._view, self._specs = values, values.view, current()
         self._raw = raw_inputs(values)
         self._of_data = set(self._raw)
-        self._forms = LinearForms(values.view)
+        self._forms = LinearForms(values)
         self._forward = {node.name for node in values.forward_nodes}
+        self._offsets: dict[str, float] = {}  # the constant in data, where the data itself is of size 1
         self._statistics: set[str] = set()
         self._of_terms: dict[str, frozenset[int]] = {}
         self._signs = Signs(values)
@@ -87,8 +89,8 @@ class _Close:
 
     def need(self, node: OpNode) -> Need | None:
         """Accuracy that a node asks of all its inputs."""
-        view = self._view
-        varying = [t for t in node.inputs if view.is_float32(t) and not view.is_constant(t)]
+        view, values = self._view, self._values
+        varying = [t for t in node.inputs if view.is_float32(t) and not values.is_constant(t)]
         self._signs.follow(node)
         cancels = self._forms.add(node) and len(set(node.inputs)) > 1  # x - x tells NaN from numbers
         meets = self._functions.meet(node)
@@ -132,6 +134,17 @@ class _Close:
         result, *terms = self._values.of((node.outputs[0], *node.inputs))
         return _ROUNDINGS * result.magnitude < max(r.magnitude for r in terms)
 
+    def _is_standardized(self, node: OpNode, data: str) -> bool:
+        """Whether a large constant is taken off data: 20, or 10 where the difference is divided by a half."""
+        constants = [self._values.range(t) for t in node.inputs if t != data]
+        offset, size = self._offsets.get(data, 0.0), max((r.magnitude for r in constants), default=0.0)
+        if node.op in SUMS_OF_FEW:
+            offset = max(offset, size if size > 1.0 else 0.0)  # 1 - mask, times 10,000
+        elif size:
+            offset = offset / size if node.op.label == "Div" else offset * size
+        self._offsets[node.outputs[0]] = offset
+        return offset > _ROUNDINGS
+
     def _is_statistic(self, node: OpNode, varying: list[str]) -> bool:
         if node.op in _STATISTICS or summed_input(node, self._view) is not None:
             return True
@@ -160,15 +173,18 @@ class _Close:
     def _is_of_data(self, node: OpNode, varying: list[str]) -> bool:
         """Whether a node subtracts, bends or compares only data that nothing has rounded yet."""
         view = self._view
-        if node.op.label == "Div":
-            return node.inputs[1] in varying and not self._raw.isdisjoint(varying)
+        if node.op.label == "Div" and node.inputs[1] in varying:
+            return not self._raw.isdisjoint(varying)
         if self._signs.is_difference(node) and len(varying) == 2 and self._of_data.issuperset(varying):
             return True
         if not varying or not self._raw.issuperset(varying):
             return False
-        if node.op in SUMS_OF_FEW:
-            constants = [self._values.range(t).magnitude for t in node.inputs if t not in varying]
-            return len(varying) > 1 or max(constants, default=0.0) > _ROUNDINGS
+        if node.op in SUMS_OF_FEW and len(varying) > 1:
+            return True
+        if node.op in SUMS_OF_FEW or node.op in SCALES:
+            return self._is_standardized(node, varying[0])
+        if node.op in MOVES_AND_SIGNS:
+            self._offsets.update((t, self._offsets.get(varying[0], 0.0)) for t in node.outputs if t)
         if node.op.label == "Cast":
             return view.tensors[node.outputs[0]].dtype in _INTEGERS
         return self._specs.spec(node.op).asks_accuracy is not None or node.op in _BENDS
@@ -177,7 +193,7 @@ class _Close:
 def _of_sums(node: OpNode, values: GraphValues, sums: Accumulated) -> Need | None:
     """Accuracy that a difference of sums asks of them: they are as much larger than it as they have terms."""
     terms = max((sums.terms.get(t, 1.0) for t in node.inputs if t in sums.of_one_sign), default=1.0)
-    if terms <= 1.0 or any(map(values.view.is_constant, node.inputs)):
+    if terms <= 1.0 or any(map(values.is_constant, node.inputs)):
         return None
     a, b = values.of(node.inputs[:2])
     are_alike = (a.lowest >= 0.0 and b.lowest >= 0.0) or (a.highest <= 0.0 and b.highest <= 0.0)

@@ -86,4 +86,4 @@ class _Terms:
                 pending.extend(t for t in producer.inputs if t)
 
     def _is_constant(self, tensor: str) -> bool:
-        return self._view.is_constant(tensor) or tensor not in self._view.tensors
+        return self._values.is_constant(tensor) or tensor not in self._view.tensors

@@ -83,7 +83,7 @@ class Functions:
     def meet(self, node: OpNode) -> bool:
         """Follow a node; say whether it takes a function of some values from another of the same."""
         view = self._view
-        varying = [t for t in node.inputs if self._is_number(t) and not view.is_constant(t)]
+        varying = [t for t in node.inputs if self._is_number(t) and not self._values.is_constant(t)]
         outputs = [t for t in node.outputs if self._is_number(t)]
         if not varying or not outputs:
             return False
@@ -133,7 +133,7 @@ class Functions:
             term = varying[0]
             is_last = term == node.inputs[1]
             is_taken = self._signs.is_negative(term) != (is_last and node.op.label == "Sub")
-            constant = self._view.scalar(node.inputs[not is_last])
+            constant = self._values.number(node.inputs[not is_last])
             is_share = is_taken and term in self._gates and abs(constant or 1.0) >= 1.0  # 1 - sigmoid(x)
             is_close = term in self._ratios or (term in self._bent and not is_share)
             return is_close and constant != 0.0

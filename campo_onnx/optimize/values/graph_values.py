@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.registry import current
 from campo_onnx.ops.values.need import Needs
 from campo_onnx.ops.values.range import UNKNOWN, ValueRange
 from campo_onnx.optimize.values.loss_scale import LossScaling
@@ -24,6 +25,8 @@ class GraphValues:
         How exactly nodes need inputs that decide which way control flow goes, by node name.
     loops
         Turns of the loops that add to a state and return it, by output.
+    computed
+        Single numbers that are computed of constants and shapes: a fill, a number from FP64.
     """
 
     view: GraphView
@@ -34,6 +37,7 @@ class GraphValues:
     declared: AbstractSet[str] = frozenset()
     needs: Mapping[str, Needs] = field(default_factory=dict)
     loops: Mapping[str, float] = field(default_factory=dict)
+    computed: AbstractSet[str] = frozenset()
 
     @property
     def is_narrow(self) -> bool:
@@ -54,6 +58,29 @@ class GraphValues:
         """The ranges of those of some tensors that are there."""
         return [self.ranges.get(t, UNKNOWN) for t in tensors if t]
 
+    def is_constant(self, tensor: str) -> bool:
+        """Whether a tensor is a constant, or one number that is computed of constants."""
+        return tensor in self.computed or self.view.is_constant(tensor)
+
+    def number(self, tensor: str) -> float | None:
+        """The number that all elements of a constant are."""
+        r = self.range(tensor)
+        return r.lowest if self.is_constant(tensor) and r.lowest == r.highest else None
+
     def fits(self, tensor: str) -> bool:
         """Whether the low precision is proved to hold the largest value of a tensor."""
         return self.range(tensor).bound <= self.low.largest
+
+
+def computed_numbers(view: GraphView, ranges: Mapping[str, ValueRange]) -> frozenset[str]:
+    """Tensors whose elements all are one number, computed of constants and shapes.
+
+    A table that is computed is data: nodes that compute it in a low precision round it.
+    """
+    specs, fixed = current(), set(view.values)
+    for node in view.nodes:
+        read = [t for t in node.inputs if t]
+        is_fixed = bool(read) and all(t in fixed or view.is_constant(t) for t in (*read, *node.captures))
+        if is_fixed and not specs.spec(node.op).draws:
+            fixed.update(filter(None, node.outputs))
+    return frozenset(t for t in fixed if t in ranges and ranges[t].lowest == ranges[t].highest)

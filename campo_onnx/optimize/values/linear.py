@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from campo_onnx.ir.view import GraphView, OpNode
+from campo_onnx.ir.view import OpNode
+from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.sum_ops import MOVES, PARTS, SCALES, SUMS, SUMS_OF_FEW, summed_input
 
 _PARTS = MOVES | PARTS
@@ -24,8 +25,8 @@ class LinearForms:
     ``(x + 0.5 * s) - (x - 0.5 * s)`` leaves nothing of ``x``, nor does ``x[2:] - 2 * x[1:-1] + x[:-2]``.
     """
 
-    def __init__(self, view: GraphView) -> None:
-        self._view = view
+    def __init__(self, values: GraphValues) -> None:
+        self._values, self._view = values, values.view
         self._forms: dict[str, Mapping[str, float]] = {}
 
     def add(self, node: OpNode) -> bool:
@@ -39,7 +40,7 @@ class LinearForms:
         elif node.op.label == "Neg":
             self._scale(node, node.inputs[0], -1.0)
         elif node.op in SCALES:
-            factors = [self._number(t) for t in node.inputs]
+            factors = [self._values.number(t) for t in node.inputs]
             if factors[1]:
                 self._scale(node, node.inputs[0], 1.0 / factors[1] if node.op.label == "Div" else factors[1])
             elif node.op.label == "Mul":
@@ -53,7 +54,7 @@ class LinearForms:
         """Whether a sum adds less to a value than a few roundings of it: ``w - 0.001 * g``."""
         if node.op not in SUMS_OF_FEW:
             return False
-        forms = [self._of(t) for t in node.inputs if not self._view.is_constant(t)]
+        forms = [self._of(t) for t in node.inputs if not self._values.is_constant(t)]
         if any(t and t not in self._view.tensors for form in forms for t in form):
             return False  # sums of many: a mean is not small for being divided by their number
         sizes = [_size(form) for form in forms]
@@ -64,16 +65,10 @@ class LinearForms:
         return _is_far(self._of(tensor))
 
     def _of(self, tensor: str) -> Mapping[str, float]:
-        if self._view.is_constant(tensor):
-            constant = self._number(tensor)
+        if self._values.is_constant(tensor):
+            constant = self._values.number(tensor)
             return {"": constant} if constant else {}
         return self._forms.get(tensor, {tensor: 1.0})
-
-    def _number(self, tensor: str) -> float | None:
-        """The value that all elements of a constant have."""
-        value = self._view.values.get(tensor)
-        is_one = value is not None and value.size > 0 and (value == value.flat[0]).all()
-        return float(value.flat[0]) if value is not None and is_one else None
 
     def _scale(self, node: OpNode, tensor: str, factor: float) -> None:
         self._forms[node.outputs[0]] = {t: c * factor for t, c in self._of(tensor).items()}

@@ -15,14 +15,15 @@ from campo_onnx.optimize.values.sum_ops import contracted_terms
 
 _FLOAT, _DOUBLE = int(TensorProto.FLOAT), int(TensorProto.DOUBLE)
 _MUL, _SUM, _TRANSPOSE = OpKey("", "Mul"), OpKey("", "ReduceSum"), OpKey("", "Transpose")
-_PRODUCTS = op_keys("Einsum MatMul")
+_ADD, _RENAMED = OpKey("", "Add"), op_keys("Einsum MatMul Sum")
 _FILL = OpKey("", "ConstantOfShape")
 
 
 def in_normal_form(view: GraphView, protos: Iterable[NodeProto]) -> GraphView:
     """Take numbers in FP64 as numbers, fold constants, and name products and sums by what they are.
 
-    A product of matrices without a sum is a Mul, an Einsum of one tensor a sum or a transposition.
+    A product of matrices without a sum is a Mul, an Einsum of one tensor a sum or a transposition, and a
+    Sum of two an Add.
     """
     tensors, values = dict(view.tensors), dict(view.values)
     for name, info in view.tensors.items():
@@ -38,13 +39,15 @@ def in_normal_form(view: GraphView, protos: Iterable[NodeProto]) -> GraphView:
             read = [values[t] for t in node.inputs]
             folded = fold(proto, [value.shape for value in read], read, view.opset.get(node.op.domain, 1))
             values.update((output.name, value) for value in folded if value is not None)
-    nodes = tuple(_named(node, view) if node.op in _PRODUCTS else node for node in view.nodes)
+    nodes = tuple(_named(node, view) if node.op in _RENAMED else node for node in view.nodes)
     is_normal = tensors == view.tensors and nodes == view.nodes and len(values) == len(view.values)
     return view if is_normal else replace(view, nodes=nodes, tensors=tensors, values=values)
 
 
 def _named(node: OpNode, view: GraphView) -> OpNode:
-    """Name a product that sums nothing, or has one factor, by what it does to elements."""
+    """Name a sum of two, and a product that sums nothing or has one factor, by what it does to elements."""
+    if node.op.label == "Sum":
+        return replace(node, op=_ADD) if len(node.inputs) == 2 else node
     if any(t not in view.tensors for t in (*node.inputs, *node.outputs)):
         return node
     before, after = (view.tensors[t].elements for t in (node.inputs[0], node.outputs[0]))

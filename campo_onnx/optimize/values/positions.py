@@ -95,14 +95,14 @@ def raw_inputs(values: GraphValues) -> frozenset[str]:
     data = view.data_inputs if values.scaling.forward else filter(view.is_float32, view.inputs)
     raw = {t for t in data if not values.range(t).is_bounded}
     for node in view.nodes if raw else ():
-        if node.op in _SCALES and _are_in(node.inputs, raw, view):
+        if node.op in _SCALES and _are_in(node.inputs, raw, values):
             raw.update(filter(None, node.outputs))
     return frozenset(raw)
 
 
-def _are_in(tensors: Iterable[str], some: set[str], view: GraphView) -> bool:
+def _are_in(tensors: Iterable[str], some: set[str], values: GraphValues) -> bool:
     """Whether all tensors are among some, but for constants."""
-    return all(t in some or view.is_constant(t) for t in tensors if t)
+    return all(t in some or values.is_constant(t) for t in tensors if t)
 
 
 def _offsets(values: GraphValues) -> frozenset[str]:
@@ -112,7 +112,7 @@ def _offsets(values: GraphValues) -> frozenset[str]:
     weighed = leading_to(view, lambda node: node.inputs[:1] if node.op in _WEIGHS else (), _KEEPING_OFFSETS)
     counts = {t for t in view.inputs if values.ranges.get(t, of_type(view.tensors[t].dtype)).is_integer}
     for node in view.nodes:
-        if node.op in _COUNTS_ON and _are_in(node.inputs, counts, view):
+        if node.op in _COUNTS_ON and _are_in(node.inputs, counts, values):
             counts.update(filter(None, node.outputs))
         if node.op in _KEEPING_OFFSETS and not offsets.isdisjoint(node.inputs):
             offsets.update(filter(None, node.outputs))
@@ -146,5 +146,5 @@ def _is_position(r: ValueRange, low: Precision, coarse: float) -> bool:
 
 def _are_arrays(node: OpNode, values: GraphValues) -> bool:
     """Whether a sum is one of positions: neither term is a small constant, as in 1 - mask."""
-    constants = filter(values.view.is_constant, node.inputs)
+    constants = filter(values.is_constant, node.inputs)
     return all(values.range(t).magnitude > _SMALL_COUNT for t in constants)

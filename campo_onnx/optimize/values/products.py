@@ -80,11 +80,24 @@ class _Degrees:
         """
         if is_root(node, self._view):
             return node.inputs[:1]
-        if node.op not in _DIVISIONS:
+        if node.op.label == "Mul":
+            a, b = node.inputs[:2]
+            return [t for t, other in ((a, b), (b, a)) if self._inverts_products(other)]
+        divisor = self._divisor(node)
+        if divisor is None:
             return ()
-        divisor = self._view.origin(node.inputs[-1], MOVES)
-        is_of_sums = node.inputs[0] in self._of_sums and divisor in self._sums
-        return node.inputs if is_of_sums or self._of_products(node.inputs[-1]) else ()
+        is_of_sums = node.inputs[0] in self._of_sums and self._view.origin(divisor, MOVES) in self._sums
+        return node.inputs if is_of_sums or self._of_products(divisor) else ()
+
+    def _divisor(self, node: OpNode) -> str | None:
+        if node.op in _DIVISIONS:
+            return node.inputs[-1]
+        return node.inputs[0] if (self._view.power(node) or 0.0) < 0.0 else None
+
+    def _inverts_products(self, tensor: str) -> bool:
+        producer = self._view.producer.get(self._view.origin(tensor, MOVES))
+        divisor = None if producer is None or producer.op.label == "Div" else self._divisor(producer)
+        return divisor is not None and self._of_products(divisor)
 
     def _of_products(self, tensor: str) -> bool:
         """Whether a divisor is a product of different tensors, or a root of one."""

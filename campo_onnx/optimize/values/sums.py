@@ -91,7 +91,7 @@ class _Squares:
             self.nodes[node.name] = read
             # A product or quotient with something that varies is no square any more.
             others = (t for t in node.inputs if t not in self._squares)
-            if node.op not in SCALES or all(map(self._view.is_constant, others)):
+            if node.op not in SCALES or all(map(self._values.is_constant, others)):
                 self._squares.update(outputs)
         # Divided by their number they are a mean, whose root is no larger than what was squared.
         is_sum_still = read in self._long_sums and node.op not in SCALES

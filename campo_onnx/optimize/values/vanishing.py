@@ -36,7 +36,7 @@ def before_logarithms(values: GraphValues) -> Mapping[str, str]:
     leads_on = leading_to(
         values.view, lambda node: node.inputs[:1] if node.op in _LOGARITHM else (), _CARRIERS
     )
-    return _from_probabilities(values.view, leads_on, _LOGARITHM)
+    return _from_probabilities(values, leads_on, _LOGARITHM)
 
 
 def divisors(values: GraphValues) -> Mapping[str, str]:
@@ -55,10 +55,10 @@ def divisors(values: GraphValues) -> Mapping[str, str]:
     through = _CARRIERS | _SUMS
     leads_on = leading_to(view, lambda node: _divisors(node, view), through, counts=may_vanish)
     guarded = leading_to(view, lambda node: _beside_guards(node, values), through)
-    nodes = _from_probabilities(view, leads_on | guarded, _SUMS)
+    nodes = _from_probabilities(values, leads_on | guarded, _SUMS)
     if not nodes:
         return nodes
-    vanishes, large, small = Labels(), Labels(), _small(view)
+    vanishes, large, small = Labels(), Labels(), _small(values)
     for name, tensor in nodes.items():
         vanishes.mark(view.node[name].outputs, tensor)
 
@@ -66,7 +66,7 @@ def divisors(values: GraphValues) -> Mapping[str, str]:
         if node.op.label == "Div" and node.inputs[1] in vanishes:
             yield node.inputs[0]
 
-    nodes |= _from_probabilities(view, leading_to(view, beside, through), _SUMS)
+    nodes |= _from_probabilities(values, leading_to(view, beside, through), _SUMS)
     for node in view.nodes:
         divisor = vanishes.first(_divisors(node, view))
         if source := divisor or large.first(node.inputs):
@@ -94,18 +94,18 @@ def _beside_guards(node: OpNode, values: GraphValues) -> Iterator[str]:
     ranges = [values.range(t) for t in node.inputs if t]
     least = values.low.smallest_normal * 2.0**-values.low.fraction_bits
     if node.op in _GUARDED and any(not r.varies and 0.0 < r.magnitude < least for r in ranges):
-        yield from (t for t in node.inputs if not values.view.is_constant(t))
+        yield from (t for t in node.inputs if not values.is_constant(t))
 
 
 def _from_probabilities(
-    view: GraphView, leads_on: frozenset[str], ends: Iterable[OpKey] = ()
+    values: GraphValues, leads_on: frozenset[str], ends: Iterable[OpKey] = ()
 ) -> dict[str, str]:
     """Nodes from a probability to where it leads."""
     nodes, tensors = Labels(), Labels()
-    for node in view.nodes if leads_on else ():
+    for node in values.view.nodes if leads_on else ():
         outputs = [t for t in node.outputs if t in leads_on]
         source = tensors.first(node.inputs)
-        if outputs and _comes_near_zero(node, view):
+        if outputs and _comes_near_zero(node, values):
             source = outputs[0]
         elif not source or not (node.op in ends or (outputs and node.op in _CARRIERS)):
             continue
@@ -114,24 +114,24 @@ def _from_probabilities(
     return nodes
 
 
-def _comes_near_zero(node: OpNode, view: GraphView) -> bool:
+def _comes_near_zero(node: OpNode, values: GraphValues) -> bool:
     """Whether a node gives exponentials or shares; ``2 ** x`` is one."""
-    return node.op in _PROBABILITIES or (node.op.label == "Pow" and view.is_constant(node.inputs[0]))
+    return node.op in _PROBABILITIES or (node.op.label == "Pow" and values.is_constant(node.inputs[0]))
 
 
-def _small(view: GraphView) -> frozenset[str]:
+def _small(values: GraphValues) -> frozenset[str]:
     """Probabilities, what they lack to a constant, products of them, and slopes of a tanh."""
     small: set[str] = set()
-    for node in view.nodes:
+    for node in values.view.nodes:
         inputs = [t for t in node.inputs if t]
-        if _comes_near_zero(node, view):
+        if _comes_near_zero(node, values):
             is_small = True
         elif node.op.label == "Mul":
             is_small = small.issuperset(inputs)
         elif node.op in MOVES_AND_SIGNS or node.op.label == "Pow":
             is_small = bool(inputs) and inputs[0] in small
         else:
-            is_small = node.op.label == "Sub" and view.is_constant(inputs[0]) and inputs[1] in small
+            is_small = node.op.label == "Sub" and values.is_constant(inputs[0]) and inputs[1] in small
         if is_small:
             small.update(filter(None, node.outputs))
     return frozenset(small)
@@ -143,7 +143,7 @@ def squares_of_slopes(values: GraphValues) -> Mapping[str, str]:
     The gradient of GELU by tanh is (1 - tanh(u)**2) * (1 + 0.134 * x**2) * x: beyond 256 FP16 takes zero
     times infinity.
     """
-    view, slopes = values.view, _small(values.view)
+    view, slopes = values.view, _small(values)
     nodes, squares = Labels(), Labels()
     for node in view.nodes:
         if (view.power(node) or 0.0) >= 2.0 and not values.fits(node.outputs[0]):

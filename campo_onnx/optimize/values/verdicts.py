@@ -14,7 +14,7 @@ from campo_onnx.optimize.values.close import close_differences
 from campo_onnx.optimize.values.differences import cancelling_squares
 from campo_onnx.optimize.values.factors import shrunken_values
 from campo_onnx.optimize.values.gradient_sums import gradient_products_summed, scaled_gradients_summed
-from campo_onnx.optimize.values.graph_values import GraphValues
+from campo_onnx.optimize.values.graph_values import GraphValues, computed_numbers
 from campo_onnx.optimize.values.loss_scale import loss_scaling
 from campo_onnx.optimize.values.masks import unknown_masks
 from campo_onnx.optimize.values.positions import ANGLES, largest_exact
@@ -43,16 +43,17 @@ def value_verdicts(
         By node name; a node that reads several such values is told of the first.
     """
     graph = unrolled(imported)
-    view = graph.imported.view
+    view, ranges = graph.imported.view, value_ranges(imported, declared)
     values = GraphValues(
         view=view,
         ports={node.name: ports.get(node.name, NO_FP32) for node in view.nodes},
-        ranges=value_ranges(imported, declared),
+        ranges=ranges,
         low=low,
         scaling=loss_scaling(view),
         declared=declared.keys(),
         needs=graph.needs,
         loops=graph.terms,
+        computed=computed_numbers(view, ranges),
     )
     verdicts: dict[str, Verdict] = {}
     for rule in RULES:

@@ -294,6 +294,12 @@ CASES = {
         {"x": normal(64, 64), "w": normal(64, 1024, size=1 / 8)},
         "float[64,1024] y",
     ),
+    "a variance in a Gaussian window": Case(
+        """q = Mul(x, x) m = Conv(x, window) s = Conv(q, window) n = Mul(m, m) y = Sub(s, n)""",
+        {"window": f32(np.exp(-((np.arange(5) - 2) ** 2) / 2) / 2.4836).reshape(1, 1, 1, 5)},
+        {"x": f32(np.cumsum(RANDOM.normal(size=(1, 1, 64, 64)) * 0.02, -1) + 1)},
+        "float[1,1,64,60] y",
+    ),
     "squares of what a constant makes large": Case(
         "h = MatMul(x, w) s = Mul(h, many) r = Relu(s) q = Mul(r, r) y = MatMul(q, w)",
         {"many": f32(120)},
