@@ -6,6 +6,7 @@ from pathlib import Path
 
 import onnx
 
+from campo_onnx.costs.evidence import CostSource
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ops.precision import Precision, low_precisions
 from campo_onnx.optimize.plan.plan import Plan
@@ -35,7 +36,7 @@ def choose_precision(source: str | Path | onnx.ModelProto | Imported, options: O
     Each is planned. Without a loss scale in the graph small gradients become zero in a format with fewer
     exponents than FP32, such as FP16; another is taken where the device has one. Among the rest the plan that
     is predicted to be fastest decides, if the next is slower by more than `options.min_gain` of the step; if
-    not, the format that rounds finest does.
+    not, the format that rounds finest does. Where only some formats are calibrated, public figures compare.
 
     `source`: the FP32 training step: a path, a model, or either as it was imported.
     `options`: what to decide with; `low` does not matter.
@@ -54,8 +55,17 @@ def choose_precision(source: str | Path | onnx.ModelProto | Imported, options: O
         forms[low] = form_for(imported, with_low)
         problems[low] = problem_of(forms[low], with_low)
         plans[low] = decide(problems[low], forms[low], with_low)
-    low, why = _choice(plans, problems, options)
+    compared = plans
+    if options.costs is CostSource.AUTO and len({plan.source for plan in plans.values()}) > 1:
+        # A calibration and public figures differ by more than two formats do.
+        figures = replace(options, costs=CostSource.DATASHEET)
+        compared = {low: _planned(forms[low], replace(figures, low=low)) for low in plans}
+    low, why = _choice(compared, problems, options)
     return PrecisionChoice(low=low, why=why, plans=plans, problems=problems, forms=forms)
+
+
+def _planned(form: Imported, options: Options) -> Plan:
+    return decide(problem_of(form, options), form, options)
 
 
 def computed_in(target: Target) -> tuple[Precision, ...]:

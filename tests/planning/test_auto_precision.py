@@ -12,6 +12,7 @@ from onnx import numpy_helper
 from typer.testing import CliRunner
 
 from campo_onnx import Options, Target, oplists, optimize_model, target
+from campo_onnx.costs.evidence import CostSource
 from campo_onnx.ops.precision import Precision, temporary_precision
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.problem import Problem
@@ -61,6 +62,19 @@ def test_with_a_loss_scale_the_finer_one_is_taken_where_both_are_as_fast() -> No
     assert "rounds finer" in choice.why
     assert choice.plans[Precision.FP16].low_nodes
     assert choice.plans[Precision.BF16].low_nodes
+
+
+def test_a_format_that_is_calibrated_is_compared_with_one_that_is_not_by_public_figures() -> None:
+    """The H200's calibration is of FP16. Beside its times, figures would make BF16 look faster than it is."""
+    best = replace(options("h200"), costs=CostSource.AUTO)
+    choice = choose_precision(chain(scaled=True), best)
+    assert {low: plan.source for low, plan in choice.plans.items()} == {
+        Precision.FP16: "model",
+        Precision.BF16: "datasheet",
+    }
+    by_figures = choose_precision(chain(scaled=True), replace(best, costs=CostSource.DATASHEET))
+    assert (choice.low, choice.why) == (by_figures.low, by_figures.why)
+    assert choice.low is Precision.FP16
 
 
 def test_the_faster_one_is_taken_where_times_differ() -> None:
