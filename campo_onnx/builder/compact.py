@@ -19,19 +19,12 @@ def reshape(g: Graph, x: Value, shape: Sequence[int]) -> Value:
     """``Reshape`` to static dimensions; a chain of them is one."""
     if tuple(shape) == x.shape:
         return x
-    before = g.producer(x, "Reshape")
-    if before is not None and before.inputs[0] is not None:
-        return reshape(g, before.inputs[0], shape)
+    if (source := g.before(x, "Reshape")) is not None:
+        return reshape(g, source, shape)
     uniform = g.producer(x, "ConstantOfShape")
     if uniform is not None:
         return g.op("ConstantOfShape", g.integers(shape), **uniform.attributes)
     return g.op("Reshape", x, g.integers(shape), **reshape_attributes(shape))
-
-
-def before_reshape(g: Graph, x: Value) -> Value:
-    """Give what a Reshape made a tensor of; the tensor itself where none did."""
-    producer = g.producer(x, "Reshape")
-    return x if producer is None or producer.inputs[0] is None else producer.inputs[0]
 
 
 def transpose(g: Graph, x: Value, perm: Sequence[int]) -> Value:
@@ -63,9 +56,8 @@ def expand(g: Graph, x: Value, shape: Sequence[int]) -> Value:
         return g.constant(np.zeros(shape, x.numpy_dtype))
     if x.constant is not None and x.elements == 1:
         return g.op("ConstantOfShape", g.integers(shape), value=x.constant.reshape(1))
-    before = g.producer(x, "Expand")
-    if before is not None and before.inputs[0] is not None:
-        return expand(g, before.inputs[0], shape)
+    if (source := g.before(x, "Expand")) is not None:
+        return expand(g, source, shape)
     return g.op("Expand", x, g.integers(shape))
 
 
@@ -84,9 +76,8 @@ def elementwise(g: Graph, op_type: str, *operands: Value | float) -> Value:
 
 
 def _before_broadcast(g: Graph, x: Value) -> Value:
-    expanded = g.producer(x, "Expand")
-    if expanded is not None and expanded.inputs[0] is not None:
-        return expanded.inputs[0]
+    if (source := g.before(x, "Expand")) is not None:
+        return source
     uniform = g.producer(x, "ConstantOfShape")
     if uniform is not None:
         return g.constant(numpy_helper.to_array(uniform.attributes["value"]).reshape(()))
@@ -196,9 +187,8 @@ def reduce(g: Graph, op_type: str, x: Value, axes: Sequence[int], *, keepdims: b
         apart, scale = scale_apart(g, x)
         if scale != 1.0:
             return scaled(g, reduce(g, op_type, apart, axes, keepdims=keepdims), scale)
-    magnitude = g.producer(x, "Abs")
-    if op_type == "ReduceSum" and magnitude is not None:
-        return g.op("ReduceL1", magnitude.inputs[0], g.integers(sorted(axes)), keepdims=int(keepdims))
+    if op_type == "ReduceSum" and (signed := g.before(x, "Abs")) is not None:
+        return g.op("ReduceL1", signed, g.integers(sorted(axes)), keepdims=int(keepdims))
     if g.sizes_change and op_type == "ReduceSum" and (parts := _parts_of_any_length(g, x, axes)) is not None:
         whole, first, then = parts
         sums = g.op(op_type, whole, g.integers(first), keepdims=0)
@@ -235,8 +225,7 @@ def _parts_of_any_length(
 
     As :func:`_summed_in_parts` it makes runs shorter, whatever their lengths are.
     """
-    before = g.producer(x, "Reshape")
-    rows = None if before is None else before.inputs[0]
+    rows = g.before(x, "Reshape")
     if g.target == "cuda":
         return None
     if list(axes) == [0] and rows is not None and rows.rank > x.rank > 1:

@@ -210,6 +210,11 @@ class Graph:
             return None
         return node
 
+    def before(self, value: Value, op_type: str) -> Value | None:
+        """Find the first input of the node that computes `value`, if it is of this operator."""
+        node = self.producer(value, op_type)
+        return None if node is None else node.inputs[0]
+
     def source(self, value: Value) -> Node | None:
         """Find the node that computes `value`, as whichever of its outputs."""
         return self._producer.get(value.name)

@@ -118,10 +118,8 @@ def gemm(g: Graph, a: Value, b: Value, bias: Value | None = None) -> Value:
 
 
 def _untransposed(g: Graph, matrix: Value) -> tuple[Value, int]:
-    transpose = g.producer(matrix, "Transpose")
-    if transpose is not None and transpose.inputs[0] is not None:
-        return transpose.inputs[0], 1
-    return matrix, 0
+    source = g.before(matrix, "Transpose")
+    return (matrix, 0) if source is None else (source, 1)
 
 
 def _leading_axes(g: Graph, batch: Value) -> tuple[int, ...]:
@@ -131,9 +129,8 @@ def _leading_axes(g: Graph, batch: Value) -> tuple[int, ...]:
 
 
 def _before_merge(g: Graph, batch: Value) -> Value | None:
-    merged = g.producer(batch, "Reshape")
-    if merged is not None and merged.inputs[0] is not None:
-        source = merged.inputs[0]
+    source = g.before(batch, "Reshape")
+    if source is not None:
         return source if source.shape[-2:] == batch.shape[-2:] and source.rank > 3 else None
     turned = g.producer(batch, "Transpose")
     if turned is None or turned.inputs[0] is None or list(turned.attributes["perm"]) != [0, 2, 1]:

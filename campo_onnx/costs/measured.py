@@ -124,6 +124,5 @@ def _both_us(
 
 
 def _surrounding_casts_us(signature: Signature, ports: Ports, cast: CastModel) -> float:
-    operands = [signature.inputs[i] for i in ports.low_inputs]
-    operands += [signature.outputs[i] for i in ports.low_outputs]
+    operands = ports.low_among(signature.inputs, signature.outputs)
     return sum(cast.cast_us(operand.elements) for operand in operands if operand is not None)

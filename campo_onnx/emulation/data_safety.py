@@ -196,22 +196,14 @@ class _Search:
 def _reads_and_results(problem: Problem) -> Iterator[str]:
     for node in problem.view.nodes:
         if problem.is_free(node.name):
-            yield from _low_tensors(problem, node.name)
-
-
-def _low_tensors(problem: Problem, name: str) -> Iterator[str]:
-    node, ports = problem.view.node[name], problem.ports[name]
-    for index in sorted(ports.low_inputs):
-        yield node.inputs[index]
-    for index in sorted(ports.low_outputs):
-        yield node.outputs[index]
+            yield from problem.low_tensors(node)
 
 
 def _breaking(problem: Problem, ranges: Mapping[str, Range]) -> Iterator[tuple[str, Verdict]]:
     for node in problem.view.nodes:
         if not problem.is_free(node.name):
             continue
-        for tensor in _low_tensors(problem, node.name):
+        for tensor in problem.low_tensors(node):
             values = ranges[tensor]
             if values.overflow_share > 0:
                 verdict = Reason.DATA_OVERFLOW.of(tensor=tensor, value=values.largest, low=problem.low.value)

@@ -23,7 +23,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from campo_onnx.builder.compact import before_reshape, reshape
+from campo_onnx.builder.compact import reshape
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.value import Node, Value
 from campo_onnx.ir.importer import Imported
@@ -50,7 +50,7 @@ def _unpooled(g: Graph, node: Node) -> Value | None:
     assert zeros is not None  # the operator's inputs are not optional
     assert indices is not None
     assert updates is not None
-    uniform, pool = g.producer(zeros, "ConstantOfShape"), g.source(before_reshape(g, indices))
+    uniform, pool = g.producer(zeros, "ConstantOfShape"), g.source(g.before(indices, "Reshape") or indices)
     if uniform is None or pool is None or pool.op_type != "MaxPool" or node.attributes.get("axis", 0) != 0:
         return None
     value, image, y = uniform.attributes.get("value"), pool.inputs[0], pool.outputs[0]

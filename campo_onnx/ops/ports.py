@@ -1,7 +1,8 @@
 """The inputs and outputs of a node that change type when the node changes precision."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -10,6 +11,8 @@ from onnx import TensorProto
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.refusal import Refusal, Refused
 from campo_onnx.ops.signature import Operand, Signature
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +31,11 @@ class Ports:
     # Whether a node that cannot be chosen to go low makes its outputs low all the same where everybody who
     # reads them would cast them: a Cast from integers then casts to what they want.
     follows_readers: bool = False
+
+    def low_among(self, inputs: Sequence[_T], outputs: Sequence[_T]) -> Iterator[_T]:
+        """Give those of a node's inputs and outputs that become low."""
+        yield from (inputs[i] for i in sorted(self.low_inputs))
+        yield from (outputs[i] for i in sorted(self.low_outputs))
 
 
 NO_FP32 = Ports(refusal=Refused.NO_FP32.of())
@@ -53,8 +61,7 @@ def lowered(signature: Signature, ports: Ports, precision: Precision) -> Signatu
     """Return the same node in a low precision; None where it has no such variant."""
     if ports.refusal:
         return None
-    low_names = {_name(signature.inputs[i]) for i in ports.low_inputs}
-    low_names |= {_name(signature.outputs[i]) for i in ports.low_outputs}
+    low_names = set(map(_name, ports.low_among(signature.inputs, signature.outputs)))
 
     def low(operand: Operand | None) -> Operand | None:
         if operand is None or operand.name not in low_names:

@@ -4,14 +4,14 @@ Everything a strategy needs is here as values; it neither reads the model nor kn
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
 from campo_onnx.costs.table import CostTable
-from campo_onnx.ir.view import GraphView
+from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.casts import CastSite, cast_sites
@@ -148,10 +148,12 @@ class Problem:
 
     def sites_of(self, node: str) -> tuple[CastSite, ...]:
         """Sites whose casts depend on the node's precision, each once."""
-        op_node, ports = self.view.node[node], self.ports[node]
-        tensors = dict.fromkeys(op_node.inputs[i] for i in sorted(ports.low_inputs))
-        tensors |= dict.fromkeys(op_node.outputs[i] for i in sorted(ports.low_outputs))
+        tensors = dict.fromkeys(self.low_tensors(self.view.node[node]))
         return tuple(self.sites[t] for t in tensors if t in self.sites)
+
+    def low_tensors(self, node: OpNode) -> Iterator[str]:
+        """Tensors that become low with a node."""
+        return self.ports[node.name].low_among(node.inputs, node.outputs)
 
     @property
     def starts_low(self) -> bool:

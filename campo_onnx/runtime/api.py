@@ -36,8 +36,6 @@ class Support(Enum):
 class Capabilities:
     """Capabilities of a runtime besides running a graph."""
 
-    # whether each node runs in the precision that the graph gives it, so that what is planned is what runs
-    honours_types: bool
     captures: bool  # whether a step can be captured once and replayed without launches (CUDA graphs)
     # whether it runs on memory that the caller owns, at addresses that may change between two runs
     takes_addresses: bool

@@ -70,8 +70,7 @@ def _given_precision(signature: Signature, target: Target) -> Precision:
 
 
 def _surrounding_casts_us(signature: Signature, ports: Ports, target: Target, precision: Precision) -> float:
-    operands = [signature.inputs[i] for i in ports.low_inputs]
-    operands += [signature.outputs[i] for i in ports.low_outputs]
+    operands = ports.low_among(signature.inputs, signature.outputs)
     return sum(cast_us(operand.elements, target, precision) for operand in operands if operand is not None)
 
 

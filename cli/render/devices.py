@@ -59,7 +59,6 @@ def _traits(capabilities: "Capabilities") -> str:
     traits = [f"{lows} on CPUs"]
     traits += ["fuses Casts"] if capabilities.fuses_casts else []
     traits += [] if capabilities.keeps_nan else ["drops NaN in Relu and Max"]
-    traits += [] if capabilities.honours_types else ["runs other precisions than planned"]
     traits += [f"refuses {low.value}" for low, _ in capabilities.refused_precisions]
     return ", ".join(traits)
 

@@ -90,7 +90,7 @@ class Toy(Runtime):
     installed: str = "1"
     processors: tuple[str, ...] = ("cpu",)
     capabilities: Capabilities = Capabilities(  # noqa: RUF009
-        honours_types=True, captures=False, takes_addresses=False, traces_nodes=True,
+        captures=False, takes_addresses=False, traces_nodes=True,
         fuses_casts=False, keeps_nan=True, multiplies_in_tf32=False, has_low_cpu_kernels=True,
     )  # fmt: skip
 

@@ -45,16 +45,10 @@ def _gemm(g: Graph, call: Call) -> Sequence[Value | None]:
 
 def _geometry(call: Call, weight: Value) -> tuple[Geometry, tuple[int, ...]]:
     """Say how a kernel moves over an image that is padded already, and how it is padded."""
-    spatial = weight.rank - 2
-    if call.attributes.get("auto_pad", "NOTSET") != "NOTSET":
+    geometry = Geometry.of(call.attributes, weight.rank - 2)
+    if geometry is None:
         raise NoRuleError(f"{call.op_type} with auto_pad")
-    geometry = Geometry(
-        strides=tuple(call.attributes.get("strides", (1,) * spatial)),
-        pads=(0,) * spatial,
-        dilations=tuple(call.attributes.get("dilations", (1,) * spatial)),
-        groups=call.attributes.get("group", 1),
-    )
-    return geometry, tuple(call.attributes.get("pads", (0,) * 2 * spatial))
+    return geometry
 
 
 def _with_bias(g: Graph, call: Call, gradients: list[Value | None]) -> Sequence[Value | None]:

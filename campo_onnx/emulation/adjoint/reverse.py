@@ -14,6 +14,7 @@ from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.value import Value
 from campo_onnx.emulation.adjoint import elementwise, microsoft, movement, products
 from campo_onnx.emulation.adjoint.rule import Call, NoRuleError, Rule
+from campo_onnx.ir.opsets import version_of
 from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.key import OpKey
 
@@ -36,7 +37,7 @@ class Reverse:
     """
 
     def __init__(self, model: ModelProto, view: GraphView, directions: Mapping[str, str]) -> None:
-        opset = next((o.version for o in model.opset_import if not o.domain), 0)
+        opset = version_of(model) or 0
         if opset < LEAST_OPSET:
             raise NoRuleError(f"opset {opset}")
         self.graph = Graph(opset=opset)

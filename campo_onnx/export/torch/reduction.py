@@ -8,7 +8,6 @@ import numpy as np
 from onnx import TensorProto, numpy_helper
 
 from campo_onnx.builder.compact import (
-    before_reshape,
     cast,
     elementwise,
     reduce,
@@ -164,7 +163,7 @@ def _weighed_rows(g: Graph, gradient: Value, y: Value) -> Value | None:
         if ratio is None or ratio.constant is None:
             return None
         weights, gradient, share = dropout.outputs[0], masked.inputs[1], 1.0 - float(ratio.constant)
-    product = g.source(before_reshape(g, gradient))
+    product = g.source(g.before(gradient, "Reshape") or gradient)
     if product is None or product.op_type != "MatMul":
         return None
     of_result, turned = product.inputs
@@ -183,7 +182,7 @@ def _weighed_rows(g: Graph, gradient: Value, y: Value) -> Value | None:
 
 def _uses(g: Graph, weights: Value) -> list[Node]:
     """Find the products with `weights` on the left, whatever shape it is given."""
-    source = before_reshape(g, weights)
+    source = g.before(weights, "Reshape") or weights
     shaped = [use.outputs[0] for use in g.consumers(source) if use.op_type == "Reshape"]
     return [
         use

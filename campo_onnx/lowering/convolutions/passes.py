@@ -27,6 +27,7 @@ becomes on ONNX Runtime's CPU provider, where `rows` numbers what each of the 3 
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -84,15 +85,8 @@ def _transposed(device: Target, g: Graph, node: Node) -> Value | None:
 
 def _geometry(attributes: Mapping[str, Any], count: int) -> Geometry | None:
     """Give how a kernel moves; None where it is padded otherwise than equally at both ends."""
-    pads = tuple(attributes.get("pads", [0] * 2 * count))
-    if attributes.get("auto_pad", b"NOTSET") != b"NOTSET" or pads[:count] != pads[count:]:
-        return None
-    return Geometry(
-        strides=tuple(attributes.get("strides", [1] * count)),
-        pads=pads[:count],
-        dilations=tuple(attributes.get("dilations", [1] * count)),
-        groups=int(attributes.get("group", 1)),
-    )
+    geometry, pads = Geometry.of(attributes, count) or (None, ())
+    return replace(geometry, pads=pads[:count]) if geometry and pads[:count] == pads[count:] else None
 
 
 def _is_turned(g: Graph, image: Value, *, as_any: bool) -> bool:
@@ -118,11 +112,11 @@ def _weight_gradient(g: Graph, x: Value, kernel: Value, node: Node, device: Targ
     groups, channels, result = int(of.get("group", 1)), x.shape[0], node.outputs[0].shape
     # Of several groups, the image says what it is.
     as_any = groups > 1 or math.prod(kernel.shape[2:]) > math.prod(result[2:])
-    if of.get("auto_pad", b"NOTSET") != b"NOTSET" or not _is_turned(g, kernel, as_any=as_any):
+    moves, pads = Geometry.of(of, count) or (None, ())
+    if moves is None or not _is_turned(g, kernel, as_any=as_any):
         return None
     gradient = _swapped(g, kernel)
-    strides, dilations = (tuple(of.get(k, [1] * count)) for k in ("dilations", "strides"))
-    pads = tuple(of.get("pads", [0] * 2 * count))[:count]
+    strides, dilations, pads = moves.dilations, moves.strides, pads[:count]
     if groups > 1:
         image = _ungrouped(g, x, groups)
         if image is None or not (device.hardware.is_gpu or channels == 1):

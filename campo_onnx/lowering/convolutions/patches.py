@@ -1,7 +1,7 @@
 """Patches of an image under a convolution's taps, laid out as rows of a matrix product."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from functools import reduce as fold
@@ -33,6 +33,19 @@ class Geometry:
     pads: tuple[int, ...]
     dilations: tuple[int, ...]
     groups: int
+
+    @classmethod
+    def of(cls, attributes: Mapping[str, Any], count: int) -> "tuple[Geometry, tuple[int, ...]] | None":
+        """Read how a kernel moves over a padded image, and the pads at both ends; None with ``auto_pad``."""
+        if attributes.get("auto_pad", "NOTSET") not in ("NOTSET", b"NOTSET"):
+            return None
+        geometry = cls(
+            strides=tuple(attributes.get("strides", [1] * count)),
+            pads=(0,) * count,
+            dilations=tuple(attributes.get("dilations", [1] * count)),
+            groups=int(attributes.get("group", 1)),
+        )
+        return geometry, tuple(attributes.get("pads", [0] * 2 * count))
 
     @property
     def attributes(self) -> dict[str, Any]:

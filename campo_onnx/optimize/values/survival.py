@@ -60,9 +60,7 @@ def _lost_at(node: OpNode, values: GraphValues, counts: frozenset[str]) -> Itera
         yield LostValue(tensor=read, source=read, value=_LARGEST, overflows=True)
     if node.attributes and (ports.low_inputs or ports.low_outputs):
         yield from _lost_attributes(view.signature(node.name), low)
-    reads = (node.inputs[i] for i in sorted(ports.low_inputs))
-    writes = (node.outputs[i] for i in sorted(ports.low_outputs))
-    for tensor in (*reads, *writes):
+    for tensor in ports.low_among(node.inputs, node.outputs):
         r = values.range(tensor)
         if r is UNKNOWN:
             continue

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 _CAPABILITIES = Capabilities(
-    honours_types=True,
     captures=True,
     takes_addresses=True,
     traces_nodes=True,

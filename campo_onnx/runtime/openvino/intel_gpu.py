@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 _INTEL_GPU = "intel_gpu"
 _CAPABILITIES = Capabilities(
-    honours_types=True,
     captures=False,
     takes_addresses=False,
     traces_nodes=False,

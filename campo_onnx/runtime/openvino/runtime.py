@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _CPU = "cpu"
 _CAPABILITIES = Capabilities(
-    honours_types=True,
     captures=False,
     takes_addresses=True,
     traces_nodes=True,
