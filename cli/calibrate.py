@@ -74,11 +74,11 @@ def calibrate(
             "many of products and convolutions. A third is held out for testing.",
         ),
     ] = None,
-    steps: Annotated[
+    nodes_of: Annotated[
         list[Path] | None,
         option(
             DECISION,
-            "--steps",
+            "--nodes-of",
             metavar="GRAPH.onnx",
             help="Also on the nodes of this FP32 step, in the form that runs here; may be repeated. Its "
             "largest nodes decide its time, and shapes that are drawn seldom are as large.",
@@ -145,7 +145,7 @@ def calibrate(
     printing.apply()
     if cluster:
         others = {
-            "--output": output, "--from-store": from_store, "--again": again, "--steps": steps,
+            "--output": output, "--from-store": from_store, "--again": again, "--nodes-of": nodes_of,
             "--json": printing.json,
         }  # fmt: skip
         check_alone("--cluster", others)
@@ -172,7 +172,7 @@ def calibrate(
         output = user_folder() / file_name(target, low, execution)
         check_outputs({"--output": output}, stores, force=force)
     workload = _workload(here.provider, quick=quick, ops=ops, shapes=shapes)
-    workload = replace(workload, of_steps=tuple(_nodes(steps or (), here, low)))
+    workload = replace(workload, of_steps=tuple(_nodes(nodes_of or (), here, low)))
     with Store(from_store or store or default_path()) as timings, telling_what_is_kept(timings):
         if timings.notice:
             print_note(timings.notice)
@@ -196,14 +196,14 @@ def calibrate(
         print_calibration(calibration, output, printing.form)
 
 
-def _nodes(steps: "Iterable[Path]", here: "Machine", low: "Precision") -> "Iterator[Signature]":
+def _nodes(graphs: "Iterable[Path]", here: "Machine", low: "Precision") -> "Iterator[Signature]":
     """Give the nodes of steps as they run on a machine."""
     from campo_onnx.calibrate.samples import step_samples
     from campo_onnx.ir.importer import import_model
     from campo_onnx.lowering.place import Place
     from campo_onnx.lowering.sequence import as_it_runs
 
-    for path in steps:
+    for path in graphs:
         yield from step_samples(as_it_runs(import_model(path), Place.on(here)).view, low)
 
 

@@ -29,6 +29,34 @@ def test_predictions_of_fp16_times():
     assert f"{found['paper_accuracy']:.1%}".replace("%", " %") in row
 
 
+ON_A_GPU = ("resnet50_b128", "alexnet_b256", "dcgan_generator_b256", "dcgan_discriminator_b256", "bert_large_b10")
+
+
+def test_steps_on_a_gpu():
+    """Each ratio of the README is one of medians that took turns, in the order of its networks."""
+    found = result("calibration_cuda")
+    steps = [
+        {label: row["step_us"]["median"] for label, row in found["torch"][graph]["result"]["rows"].items()}
+        for graph in ON_A_GPU
+    ]
+
+    def ratios(over):
+        resnet, alexnet, generator, discriminator, bert = (f"{s[over] / s['optimal']:.2f}" for s in steps)
+        return f"{resnet}, {alexnet}, {generator} and {discriminator}, {bert}"
+
+    ours = row_about("a whole training step on a GPU")
+    assert ratios("fp32") in ours
+    assert found["machine"]["device"] in ours
+    assert found["made"]["date"] in ours
+    beside = row_about("PyTorch is faster there")
+    assert f"{ratios('torch')}; {ratios('torch AMP')}" in beside
+    assert all(step["optimal"] > step["torch AMP"] for step in steps)
+    entries = found["calibrations"][0]["rows"]
+    row = row_about("M_A there")
+    assert f"{found['calibrations'][0]['all']['chosen']:.1%}".replace("%", " %") in row
+    assert f"{len({entry['op'] for entry in entries})} operators" in row
+
+
 def test_accuracy():
     found, row = result("accuracy"), row_about("final accuracy in emulated FP16")
     ours = [entry for entry in found["differences"] if entry["strategy"] == "optimal"]
