@@ -29,7 +29,13 @@ def test_predictions_of_fp16_times():
     assert f"{found['paper_accuracy']:.1%}".replace("%", " %") in row
 
 
-ON_A_GPU = "resnet50_b128 alexnet_b256 dcgan_generator_b256 dcgan_discriminator_b256 bert_large_b10".split()
+ON_A_GPU = (
+    "resnet50_b128",
+    "alexnet_b256",
+    "dcgan_generator_b256",
+    "dcgan_discriminator_b256",
+    "bert_large_b10",
+)
 
 
 def test_steps_on_a_gpu():
