@@ -49,6 +49,11 @@ def shares_of(agreement, kind):
     return {role: by for role, by in agreement.shares.items() if role.kind == kind}
 
 
+def large_products(agreement):
+    products = shares_of(agreement, roles.PRODUCT)
+    return {role: by for role, by in products.items() if role.flops > LARGE_FLOPS}
+
+
 def test_the_products_of_a_network_are_the_same_in_every_graph(optimal):
     products = shares_of(optimal, roles.PRODUCT)
     assert products
@@ -60,15 +65,14 @@ def test_the_products_of_a_network_are_the_same_in_every_graph(optimal):
 
 def test_products_get_the_same_precision_in_every_graph(agreements):
     for a in agreements:
-        for role, by in shares_of(a, roles.PRODUCT).items():
-            if role.flops > LARGE_FLOPS:
-                assert len({share.precision for share in by.values()}) == 1, f"{a.network} {a.device}: {role}"
+        for role, by in large_products(a).items():
+            assert len({share.precision for share in by.values()}) == 1, f"{a.network} {a.device}: {role}"
 
 
 def test_large_products_are_low_in_every_graph(optimal):
-    for role, by in shares_of(optimal, roles.PRODUCT).items():
-        if role.flops > LARGE_FLOPS:
-            assert {share.precision for share in by.values()} == {"fp16"}, role
+    assert large_products(optimal)
+    for role, by in large_products(optimal).items():
+        assert {share.precision for share in by.values()} == {"fp16"}, role
 
 
 def test_the_loss_is_found_in_every_graph_and_stays_fp32(agreements):
