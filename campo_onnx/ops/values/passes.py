@@ -166,12 +166,16 @@ def decided(signature: Signature, inputs: Ranges, result: ValueRange, need: Need
 
 
 def weighted_sum(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
-    """A sum of one factor, where the other is constants of one sign: ones, a Gaussian window."""
+    """A sum of one factor, where the other is constants of one sign: a window, which may be computed."""
     constants = [i for i, r in enumerate(inputs[:2]) if r is not None and not r.varies]
     if len(constants) != 1 or not have_one_sign((known_at(inputs, constants[0]),)):
         return NOTHING
     summed = 1 - constants[0]
-    return {summed: reduced(signature, inputs[summed : summed + 1], result, need)[0]}
+    share = max(need.relative, need.absolute / (result.magnitude or 1.0))
+    return {
+        summed: reduced(signature, inputs[summed : summed + 1], result, need)[0],
+        constants[0]: replace(need, relative=share, absolute=0.0),
+    }
 
 
 def contracted(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
@@ -241,7 +245,7 @@ _BY_RULE: tuple[tuple[PassRule, str], ...] = (
     (logarithm, "Log ReduceLogSum"),
     (whole_steps, "Ceil Floor Round"),
     (decided, "Equal Greater GreaterOrEqual Hardmax Less LessOrEqual Sign"),
-    (weighted_sum, "Conv"),
+    (weighted_sum, "Conv ConvTranspose"),
     (contracted, "Einsum Gemm MatMul com.microsoft:FusedMatMul"),
 )
 

@@ -13,6 +13,7 @@ from campo_onnx.optimize.values.accumulated import Accumulated
 from campo_onnx.optimize.values.functions import Functions
 from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.linear import LinearForms
+from campo_onnx.optimize.values.opposed_gradients import OpposedGradients
 from campo_onnx.optimize.values.positions import raw_inputs
 from campo_onnx.optimize.values.signs import Signs
 from campo_onnx.optimize.values.sum_ops import (
@@ -54,6 +55,7 @@ def close_differences(values: GraphValues, sums: Accumulated) -> Mapping[str, Ne
     - Of statistics of many values: two distances, two log-probabilities, 1 less a cosine.
     - Of functions of the same values: x - sin(x), k * log(r) - r.
     - Of data as it comes in, which nothing has rounded yet.
+    - Of statistics, in the backward pass: what a difference of them leaves of a gradient.
     - Of long sums of one sign: 500 log-probabilities are off by 0.25 in FP16, and another model's
       sum lies 1 apart.
 
@@ -86,6 +88,7 @@ class _Close:
         self._of_terms: dict[str, frozenset[int]] = {}
         self._signs = Signs(values)
         self._functions = Functions(values, self._signs)
+        self._gradients = OpposedGradients(values)
 
     def need(self, node: OpNode) -> Need | None:
         """Accuracy that a node asks of all its inputs."""
@@ -96,10 +99,17 @@ class _Close:
         meets = self._functions.meet(node)
         is_variance = meets and self._functions.are_sums(varying)  # in a backward pass, too: computed again
         need = EXACT if cancels or is_variance or self._is_of_data(node, varying) else None
+        if node.name in self._forward:
+            self._gradients.add_forward(node)
+        elif node.name not in values.scaling.unscaled and self._gradients.cancels(node):
+            need = EXACT
         if node.name in self._forward and varying:
             absorbs = self._forms.absorbs(node, 2.0 ** -(self._values.low.fraction_bits + 1))
             is_far = self._tells_apart_far_from_zero(node, varying)
-            is_close = self._is_beside_quotient(node, varying) or self._is_of_statistics(node, varying)
+            is_of_statistics = self._is_of_statistics(node, varying)
+            is_close = is_of_statistics or self._is_beside_quotient(node, varying)
+            if is_variance or is_of_statistics:
+                self._gradients.add_difference(node)
             if absorbs or meets or is_far or is_close:
                 need = Need(is_place=True) if meets and self._functions.is_remainder(node) else EXACT
             if self._is_statistic(node, varying):

@@ -26,7 +26,7 @@ CARRIERS_OF_SQUARES = CARRIERS | op_keys("Abs Clip Max Min Sub")
 ROOTS = op_keys("Sqrt Pow")
 
 _SCATTERS = op_keys("ScatterElements ScatterND")
-_WEIGHTED = CONTRACTIONS | op_keys("Conv")
+_WEIGHTED = CONTRACTIONS | op_keys("Conv ConvTranspose")
 _ALWAYS_SUMS = op_keys("AveragePool CumSum")
 _MANY_TERMS = 16
 

@@ -1,0 +1,118 @@
+"""Gradients that cancel, since the difference of what they are of is far smaller than its terms."""
+
+from typing import NamedTuple, TypeAlias
+
+from campo_onnx.ir.view import OpNode
+from campo_onnx.ops.key import op_keys
+from campo_onnx.ops.registry import current, having
+from campo_onnx.ops.spec import Family
+from campo_onnx.ops.values.traits import Trait
+from campo_onnx.optimize.values.graph_values import GraphValues
+from campo_onnx.optimize.values.sum_ops import (
+    MOVES,
+    PARTS,
+    SCALES,
+    SUMS_OF_FEW,
+    SUMS_OF_SQUARES,
+    adds_up,
+    summed_input,
+)
+
+_FACTORS = dict.fromkeys(op_keys("com.microsoft:GatedAdd"), (1, 2))  # x + y * gate
+_MERGES = SUMS_OF_FEW | _FACTORS.keys()
+_LINEAR = MOVES | PARTS | SCALES | _MERGES | op_keys("Concat Neg Pad Where")
+_NORMS = SUMS_OF_SQUARES | having(Trait.EXTREME)
+_MOST_SOURCES = 8
+
+_Sources: TypeAlias = frozenset[str]
+
+
+class _Multiple(NamedTuple):
+    """A gradient times functions of some tensors of the forward pass."""
+
+    gradient: str
+    sign: int
+    of: _Sources
+
+
+_Multiples: TypeAlias = frozenset[_Multiple]
+_NONE: _Multiples = frozenset()
+
+
+class OpposedGradients:
+    """Sums of the backward pass in which multiples of a gradient by functions of the same values cancel.
+
+    The gradient of ``E[x^2] - E[x]^2`` is ``2 * g * x - 2 * g * E[x]``, that of ``x / |x|`` a projection.
+    Where a difference of statistics is far smaller than its terms, so is the sum of their gradients.
+    """
+
+    def __init__(self, values: GraphValues) -> None:
+        self._values, self._view, self._specs = values, values.view, current()
+        self._sources: dict[str, _Sources] = {}
+        self._multiples: dict[str, _Multiples] = {}
+        self._differences: set[_Sources] = set()
+
+    def add_difference(self, node: OpNode) -> None:
+        """Take in a node of the forward pass that computes a difference of statistics."""
+        if self._view.tensors[node.outputs[0]].elements != 1:  # a loss is a sum of others
+            self._differences.add(self._of(node.outputs[0]))
+
+    def add_forward(self, node: OpNode) -> None:
+        """Follow what is computed of the forward pass element by element, and its sums."""
+        is_elementwise = self._specs.spec(node.op).family is Family.ELEMENTWISE
+        if is_elementwise or node.op in _LINEAR | _NORMS or self._is_sum(node):
+            self._add_sources(node, [t for t in node.inputs if t])
+
+    def cancels(self, node: OpNode) -> bool:
+        """Follow a node of the backward pass; say whether multiples of a gradient meet that may cancel."""
+        parts = [self._part(node, i, t) for i, t in enumerate(node.inputs) if self._is_number(t)]
+        is_followed = node.op in _LINEAR or self._is_sum(node)
+        union = _NONE.union(*parts) if is_followed else _NONE
+        met = union if node.op in _MERGES else _NONE
+        opposed = {a for a in met for b in met if self._are_opposed(a, b)}
+        rest = frozenset(sorted(union - opposed, key=_order)[:_MOST_SOURCES])
+        self._multiples.update((t, rest) for t in node.outputs if t and rest)
+        if not union:
+            self.add_forward(node)  # a function of the forward pass alone, perhaps
+        return bool(opposed)
+
+    def _part(self, node: OpNode, position: int, tensor: str) -> _Multiples:
+        """The multiples that an input brings in; a gradient that is read with either sign begins here."""
+        uses = self._view.consumers[tensor]
+        multiples = set(self._multiples.get(tensor, ()))
+        if len({_turns(self._view.node[use.node], use.position) for use in uses}) > 1:
+            multiples.add(_Multiple(tensor, 1, frozenset()))
+        factors = _FACTORS.get(node.op, (0, 1) if node.op in SCALES else ())
+        others = [self._of(node.inputs[i]) for i in factors if position in factors and i != position]
+        sign = -1 if _turns(node, position) else 1
+        return frozenset(_Multiple(one.gradient, one.sign * sign, one.of.union(*others)) for one in multiples)
+
+    def _are_opposed(self, a: _Multiple, b: _Multiple) -> bool:
+        """Whether one gradient is multiplied by functions of values whose statistics differ little."""
+        is_one = a.gradient == b.gradient and a.sign == -b.sign and bool(a.of) and bool(b.of)
+        return is_one and any(a.of | b.of <= sources for sources in self._differences)
+
+    def _add_sources(self, node: OpNode, tensors: list[str]) -> None:
+        every: _Sources = frozenset().union(*(self._of(t) for t in tensors))
+        if len(every) <= _MOST_SOURCES:
+            self._sources.update((t, every) for t in node.outputs if t)
+
+    def _of(self, tensor: str) -> _Sources:
+        if self._values.is_constant(tensor) or not self._is_number(tensor):
+            return frozenset()
+        return self._sources.get(tensor, frozenset({tensor}))
+
+    def _is_number(self, tensor: str) -> bool:
+        return bool(tensor) and self._view.is_float32(tensor)
+
+    def _is_sum(self, node: OpNode) -> bool:
+        return summed_input(node, self._view) is not None or adds_up(node, self._values)
+
+
+def _order(one: _Multiple) -> tuple[str, int, list[str]]:
+    return one.gradient, one.sign, sorted(one.of)
+
+
+def _turns(node: OpNode, position: int) -> bool:
+    """Whether a node turns the sign of one of its inputs."""
+    return node.op.label == "Neg" or (node.op.label == "Sub" and position == 1)
