@@ -39,7 +39,7 @@ from campo_onnx.sizes.any_size import AnySize, Example
 from campo_onnx.sizes.formulas import Sizes
 
 _MOST_RESIZED = 512
-"""Of a graph that runs at any size; another set of sizes takes milliseconds and kilobytes."""
+"""Of a graph that runs at any size; another set of sizes takes milliseconds, and a hundred kilobytes."""
 
 
 class JointGraph:
