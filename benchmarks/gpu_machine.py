@@ -19,6 +19,8 @@ from campo_onnx import Target, __version__
 from campo_onnx.calibrate.catalog import file_name
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.view import FLOAT
+from campo_onnx.lowering.place import Place
+from campo_onnx.lowering.sequence import as_it_runs
 from campo_onnx.measure.node_timer import LAUNCH_NODE, NodeTimer
 from campo_onnx.measure.one_node import one_node_model, one_node_view
 from campo_onnx.ops.facts import ports_of
@@ -172,7 +174,7 @@ def check_provider(session: Session, call: Call) -> dict[str, Any]:
 
 def step_of(graph: Path, session: Session, call: Call) -> dict[str, Any]:
     """Load a graph and run whole steps of it."""
-    imported = import_model(graph)
+    imported = as_it_runs(import_model(graph), Place.on(session.bench.machine))
     settings = LoadSettings(must_stay=False)
     program = load(imported.model, session.bench.machine, folder=imported.folder, settings=settings)
     elsewhere = placed_elsewhere(assignments(program.session), session.provider)

@@ -30,6 +30,7 @@ from campo_onnx.lowering.convolutions.gradient_as_kernel import swapped_convolut
 from campo_onnx.lowering.convolutions.patches import Geometry
 from campo_onnx.lowering.convolutions.weight_gradient import by_images, by_matmul
 from campo_onnx.lowering.place import Place
+from campo_onnx.lowering.sequence import as_it_runs
 from campo_onnx.measure.counters import Counted, counters_of
 from campo_onnx.measure.node_timer import LAUNCH_NODE, VIEW_NODE, NodeTimer
 from campo_onnx.measure.one_node import standalone
@@ -259,7 +260,7 @@ def profile_graph(graph: Path, session: Session, call: Call) -> dict[str, Any]:
         from campo_onnx.measure.profiler import take_profile
     except ImportError as error:
         raise StepError(f"a profile needs polars: {error}") from None
-    imported = import_model(graph)
+    imported = as_it_runs(import_model(graph), Place.on(session.bench.machine))
     profile = take_profile(
         imported,
         synthesize(imported.view),
