@@ -31,9 +31,14 @@ def test_both_do_the_same_step(name: str, tmp_path: Path, monkeypatch: pytest.Mo
         bench = NodeTimer(machine=here, store=store)
         session = Session(folder=tmp_path, bench=bench, device=target_of(here), graphs=(graph,))
         call = Call(records=Records(folder=tmp_path), deadline=Deadline.after(36000))
-        found = gpu_torch.against_torch(graph, session, call)
+        found = gpu_torch.against_torch(graph, gpu_torch.ALL_SIDES, session, call)
     assert not found["failures"]
-    assert {"fp32", gpu_torch.EAGER} <= set(found["rows"])
-    losses = {label: number(row["loss"], ".4f") for label, row in found["rows"].items()}
+    rows = found["rows"]
+    assert {"fp32", gpu_torch.EAGER} <= set(rows)
+    assert {label for name, row in rows.items() for label in (name, *row["also"])} == {
+        *gpu_torch.ALL_SIDES.labels,
+        gpu_torch.EAGER,
+    }
+    losses = {label: number(row["loss"], ".4f") for label, row in rows.items()}
     assert losses["fp32"] == losses[gpu_torch.EAGER]
-    assert found["rows"]["fp32"]["step_us"]["median"] > 0
+    assert rows["fp32"]["step_us"]["median"] > 0

@@ -25,7 +25,7 @@ from against_torch import (
 from torch import nn
 
 from campo_onnx.export.torch import export_training_step
-from campo_onnx.lowering.convolutions import gradient_as_kernel, weight_gradient
+from campo_onnx.lowering.convolutions import weight_gradient
 
 
 def with_short_gradient(x: Any) -> Any:
@@ -119,17 +119,14 @@ CONVOLUTIONS = {
 }
 
 
-# Forms of the weight's gradient; the kernel of "conv" moves along the channels too, where it is for a GPU.
-WEIGHT_GRADIENTS = ("portable", "matmul", "images", "conv_in_parts", "conv_by_image")
+# Forms of the weight's gradient; for a GPU that of groups is a convolution that moves along the channels.
+WEIGHT_GRADIENTS = ("portable", "matmul", "images")
 
 
 @pytest.fixture
 def in_form(form: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Options that write a form, were it the cheapest or not."""
-    wanted, _, by = form.partition("_")
-    parts = "parts" if by == "in_parts" else "images"
-    monkeypatch.setattr(gradient_as_kernel, "cheapest", lambda g, forms, values, device: parts)
-    chosen = lambda g, forms, values, device: wanted if wanted in forms else next(iter(forms))  # noqa: E731
+    chosen = lambda g, forms, values, device: form if form in forms else next(iter(forms))  # noqa: E731
     monkeypatch.setattr(weight_gradient, "cheapest", chosen)
     return {} if form == "portable" else {"target": "v100"}
 
@@ -138,7 +135,7 @@ def in_form(form: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 @pytest.mark.parametrize("convolution", CONVOLUTIONS.values(), ids=list(CONVOLUTIONS))
 def test_convolutions(convolution: Callable[[], Any], in_form: dict[str, Any]) -> None:
     module = nn.Sequential(nn.Conv2d(3, 4, 1), convolution())
-    x = torch.randn(6, 3, 10, 9)  # two parts of three
+    x = torch.randn(6, 3, 10, 9)
     assert worst_deviation(module, weighted_sum, [x], [], **in_form) < TOLERANCE
 
 
@@ -225,7 +222,7 @@ def test_sums_over_many_elements_sum_each_sample_first(monkeypatch: pytest.Monke
     [
         (None, ["Add", "BatchNormalization", "Mul", "Mul"]),  # of them one product for the sums
         ("cpu", ["BatchNormalization", "GatedAdd", "Mul"]),
-        ("v100", ["BatchNormalization", "GatedAdd"]),
+        ("v100", ["BatchNormalization", "GatedAdd", "Mul"]),
     ],
 )
 def test_batch_norm_writes_as_few_tensors_of_the_images_size_as_it_can(
