@@ -2,7 +2,8 @@
 
 Plans of the paper's six models take minutes. They need no GPU, so that they are made beforehand
 (``gpu_session --prepare h200``), and travel with its archive. What is kept was made of the same graph,
-for the same target, with the same calibration and version; else it is planned anew.
+for the same target, with the same calibration and version; else it is planned anew. A checkout has one
+version whatever its code: begin with an empty folder after a change.
 """
 
 import hashlib
@@ -10,6 +11,7 @@ import json
 import shutil
 from collections.abc import Collection
 from dataclasses import replace
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,9 @@ import onnx
 
 from benchmarks.evaluation.stepped import Candidate, candidates
 from benchmarks.evaluation.strategies import FP32
-from benchmarks.gpu_machine import Session
+from benchmarks.gpu_machine import LOW, Session
 from campo_onnx import __version__
+from campo_onnx.calibrate.catalog import file_name, shipped_folder
 from campo_onnx.files import write_text
 from campo_onnx.ir.importer import import_model
 
@@ -39,24 +42,25 @@ def planned(graph: Path, labels: Collection[str], session: Session) -> tuple[Can
     """
     wanted = {FP32, *labels}
     calibrated = session.calibrated
-    folder = session.folder / "plans" / (calibrated.stem if calibrated else "public") / graph.stem
-    asked = {
+    calibration = calibrated or shipped_folder() / file_name(session.device, LOW)
+    folder = session.folder / "plans" / (calibrated.stem if calibrated else "as_shipped") / graph.stem
+    origin = {
         "graph": _digest(graph),
         "target": session.device.name,
-        "calibration": _digest(calibrated) if calibrated else "",
+        "calibration": _digest(calibration) if calibration.is_file() else "",
         "campo_onnx": __version__,
     }
     index = folder / _INDEX
-    kept = json.loads(index.read_text(encoding="utf-8")) if index.is_file() else {}
-    if kept.get("asked") != asked or not wanted <= set(kept["labels"]):
-        _write(folder, candidates(graph, session.device, wanted, calibrated), asked, wanted)
-        kept = json.loads(index.read_text(encoding="utf-8"))
-    members = (_read(folder, member) for member in kept["members"])
+    plans = json.loads(index.read_text(encoding="utf-8")) if index.is_file() else {}
+    if plans.get("origin") != origin or not wanted <= set(plans["labels"]):
+        _write(folder, candidates(graph, session.device, wanted, calibrated), origin, wanted)
+        plans = json.loads(index.read_text(encoding="utf-8"))
+    members = (_read(folder, member) for member in plans["members"])
     chosen = (replace(m, labels=tuple(n for n in m.labels if n.split(",")[0] in wanted)) for m in members)
     return tuple(member for member in chosen if member.labels)
 
 
-def _write(folder: Path, members: Collection[Candidate], asked: Any, labels: Collection[str]) -> None:
+def _write(folder: Path, members: Collection[Candidate], origin: Any, labels: Collection[str]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     rows = []
@@ -65,7 +69,7 @@ def _write(folder: Path, members: Collection[Candidate], asked: Any, labels: Col
         onnx.save(member.imported.model, file)
         figures = {"casts": member.casts, "predicted_us": member.predicted_us}
         rows.append({"file": file.name, "labels": member.labels, **figures})
-    text = json.dumps({"asked": asked, "labels": sorted(labels), "members": rows}, indent=1)
+    text = json.dumps({"origin": origin, "labels": sorted(labels), "members": rows}, indent=1)
     write_text(text + "\n", folder / _INDEX)  # last: what it names is complete
 
 
@@ -78,5 +82,5 @@ def _read(folder: Path, row: dict[str, Any]) -> Candidate:
     )
 
 
-def _digest(path: Path) -> str:
+def _digest(path: Path | Traversable) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -103,8 +103,8 @@ def zoo_model(graph: Path) -> str | None:
 def against_torch(graph: Path, sides: Sides, session: Session, call: Call) -> dict[str, Any]:
     """Step a model in ONNX Runtime, as strategies plan it, and in PyTorch, in turns.
 
-    Every graph is loaded once, for all rounds: on a lent machine there is no time for more. What depends on a
-    load, such as the algorithms that cuDNN's search chose, is in the figures of :func:`bench_graph` alone.
+    Every graph is loaded once, for all rounds, which a lent machine has time for. Differences between loads,
+    such as other algorithms that cuDNN's search chooses, show in the intervals of :func:`bench_graph` alone.
     """
     call.deadline.need(session.round_s)
     zoo, problem = _zoo(session)

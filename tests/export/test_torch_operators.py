@@ -126,7 +126,10 @@ WEIGHT_GRADIENTS = ("portable", "matmul", "images")
 @pytest.fixture
 def in_form(form: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Options that write a form, were it the cheapest or not."""
-    chosen = lambda g, forms, values, device: form if form in forms else next(iter(forms))  # noqa: E731
+
+    def chosen(g: Any, forms: Any, values: Any, device: Any) -> str:
+        return form if form in forms else next(iter(forms))
+
     monkeypatch.setattr(weight_gradient, "cheapest", chosen)
     return {} if form == "portable" else {"target": "v100"}
 

@@ -119,8 +119,8 @@ def _keep_infinity(node: Any) -> None:
 def _subtract_finite(extreme: Any, data: Any, readers: Any) -> None:
     """Let ReduceLogSumExp of nothing but -inf be -inf: as OpenVINO reads it, -inf is subtracted from -inf.
 
-    Tensors that have no name are its own. Numbers less the lowest finite one are -inf, the sum of their
-    exponentials is 0, and its logarithm -inf.
+    Only a maximum without a name is one that OpenVINO made for it. Clamped to the lowest finite number, the
+    maximum leaves -inf as the differences, 0 as the sum of their exponentials, and -inf as its logarithm.
     """
     least, most = np.finfo(np.float32).min, np.finfo(np.float32).max
     for reader in readers:
