@@ -63,6 +63,25 @@ def test_steps_on_a_gpu():
     assert f"{len({entry['op'] for entry in entries})} operators" in row
 
 
+def test_the_table_of_the_gpu_page():
+    """Its milliseconds stand on the page of the session, too."""
+    steps = result("calibration_cuda")["torch"]
+    lines = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8").splitlines()
+    head = next(number for number, line in enumerate(lines) if line.startswith("| step | FP32 (TF32)"))
+    by_torch = ("torch", "torch AMP", "torch AMP, channels last")
+    sides = ("fp32", "tf-amp tf115", "torch-amp", "campo", "optimal", *by_torch)
+    for graph, line in zip(ON_A_GPU, lines[head + 2 :], strict=False):
+        rows = steps[graph]["result"]["rows"]
+        ms = {
+            name: row["step_us"]["median"] / 1000
+            for label, row in rows.items()
+            for name in (label, *row["also"])
+        }
+        stated = [cell.strip(" *") for cell in line.split("|")[2:-1]]
+        for side, cell in zip(sides, stated, strict=True):
+            assert cell in (f"{ms[side]:.1f}", "-"), (graph, side)
+
+
 def test_accuracy():
     found, row = result("accuracy"), row_about("final accuracy in emulated FP16")
     ours = [entry for entry in found["differences"] if entry["strategy"] == "optimal"]
