@@ -80,8 +80,7 @@ def test_a_graph_break_makes_two_graphs() -> None:
     assert len(report(module).graphs) == 2
 
 
-def test_sessions_of_sizes_not_used_for_longest_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("campo_onnx.integrations.torch_compile.concrete._warned_of_dropping", False)
+def test_sessions_of_sizes_not_used_for_longest_go() -> None:
     module = perceptron()
     batches = [[torch.randn(size, 4)] for size in (3, 4, 5, 3, 4)]
     with pytest.warns(RuntimeWarning, match=r"pad_to_multiple_of.*sessions") as caught:

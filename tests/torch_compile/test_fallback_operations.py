@@ -80,21 +80,6 @@ def test_a_part_in_double_without_kernels_says_so_and_runs_in_torch() -> None:
     torch.testing.assert_close(found, module(x))
 
 
-SAMPLE = ("cdist", "linalg.solve", "linalg.qr", "nn.functional.adaptive_avg_pool3d", "nn.functional.ctc_loss")
-"""Of the list that tests/torch_compile/operations.py goes through."""
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", SAMPLE)
-def test_operations_of_torchs_own_list(name: str) -> None:
-    pytest.importorskip("expecttest", reason="torch's list of operations needs expecttest")
-    from operations import op_db, problems
-
-    operations = [each for each in op_db if each.name == name]
-    assert operations
-    assert not [problem for operation in operations for problem in problems(operation)]
-
-
 class OfSome(nn.Module):
     """A loss of the rows that have a label, how many differs from batch to batch."""
 

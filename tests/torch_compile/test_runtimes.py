@@ -277,10 +277,7 @@ def refuses_tanh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("refuses_tanh")
-def test_a_graph_that_it_refuses_runs_in_onnx_runtime_and_that_is_said(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(choosing, "_warned", set())
+def test_a_graph_that_it_refuses_runs_in_onnx_runtime_and_that_is_said() -> None:
     module, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.randn(3, 4)
     with pytest.warns(
         RuntimeWarning, match="in onnxruntime instead of openvino: openvino refuses 1 operator"

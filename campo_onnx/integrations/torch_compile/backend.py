@@ -3,7 +3,6 @@
 import itertools
 import logging
 import re
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +25,7 @@ from campo_onnx.integrations.torch_compile.runtimes import RuntimeChoice
 from campo_onnx.integrations.torch_compile.settings import Settings
 from campo_onnx.integrations.torch_compile.single import Piece, SizedGraph
 from campo_onnx.integrations.torch_compile.tracing import boxed, decompositions, traced
+from campo_onnx.integrations.torch_compile.warn_once import warn_once
 from campo_onnx.runtime.machine import DEFAULT
 
 _LOG = logging.getLogger(__name__)
@@ -34,8 +34,6 @@ COMPILED: "weakref.WeakValueDictionary[int, Compiled]" = weakref.WeakValueDictio
 """Models compiled in this process that are still alive, in order."""
 
 _counter = itertools.count()
-
-_warned: set[str] = set()
 
 
 class Compiled:
@@ -172,12 +170,8 @@ class Compiled:
         message = str(error) if isinstance(error, CampoError) else f"{type(error).__name__}: {error}"
         if not isinstance(error, CampoError):
             _LOG.debug("a graph cannot be compiled", exc_info=error)
-        if not self.refusals and message not in _warned:
-            # Once for a graph, however many of its parts are concerned, and once for graphs alike.
-            _warned.add(message)
-            warnings.warn(
-                f"campo-onnx leaves a part of the model to torch: {message}", RuntimeWarning, stacklevel=2
-            )
+        if not self.refusals:  # once for a graph, however many of its parts are concerned
+            warn_once(f"campo-onnx leaves a part of the model to torch: {message}")
         self.refusals.append(message)
 
 

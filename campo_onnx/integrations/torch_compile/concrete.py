@@ -1,7 +1,6 @@
 """From a traced graph of symbolic sizes to one of the sizes at hand."""
 
 import re
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 
 from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.integrations.torch_compile.warn_once import warn_once
 from campo_onnx.sizes.formulas import Sizes
 
 
@@ -98,24 +98,17 @@ def _flat(meta: Any) -> Sequence[Any]:
     return meta if isinstance(meta, list | tuple) else (meta,)
 
 
-_warned_of_dropping = False
-
-
 def drop_oldest(cache: OrderedDict[Sizes, Any], most: int) -> None:
     """Drop what was not used for longest, and warn the first time: it is made again when its sizes return."""
-    global _warned_of_dropping
     while len(cache) > most:
         cache.popitem(last=False)
-        if not _warned_of_dropping:
-            _warned_of_dropping = True
-            warnings.warn(
-                f"campo-onnx has compiled a graph for more than {most} sets of sizes, and drops the one that "
-                "was not used for longest: each takes seconds, and again when it returns. Pad to fewer "
-                "lengths (pad_to_multiple_of in data collators of transformers), or keep more with "
-                f'options={{"sessions": {2 * most}}}.',
-                RuntimeWarning,
-                stacklevel=2,
-            )
+        warn_once(
+            f"campo-onnx has compiled a graph for more than {most} sets of sizes, and drops the one that "
+            "was not used for longest: each takes seconds, and again when it returns. Pad to fewer "
+            "lengths (pad_to_multiple_of in data collators of transformers), or keep more with "
+            f'options={{"sessions": {2 * most}}}.',
+            about="dropping",
+        )
 
 
 class Uncompiled(torch.fx.GraphModule):

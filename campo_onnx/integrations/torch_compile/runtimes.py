@@ -1,7 +1,6 @@
 """The runtime of each compiled graph: the one that is named, or the fastest as measured on this machine."""
 
 import logging
-import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Protocol, TypeVar
@@ -13,6 +12,7 @@ from campo_onnx.codec import fingerprint
 from campo_onnx.errors import CampoError
 from campo_onnx.integrations.torch_compile.planning import Planned
 from campo_onnx.integrations.torch_compile.settings import Settings
+from campo_onnx.integrations.torch_compile.warn_once import warn_once
 from campo_onnx.planning.kept_plans import identity_of
 from campo_onnx.runtime.choice import keep_choice, kept_choice, needs_default, times_us
 from campo_onnx.runtime.machine import DEFAULT
@@ -88,7 +88,7 @@ class RuntimeChoice:
                     raise
                 _LOG.debug("%s does not run a graph", name, exc_info=error)
                 if is_named:
-                    _warn_once(f"campo-onnx runs a part of the model in {DEFAULT} instead of {name}: {error}")
+                    warn_once(f"campo-onnx runs a part of the model in {DEFAULT} instead of {name}: {error}")
             else:
                 candidates[name] = candidate
         return candidates
@@ -110,12 +110,3 @@ class RuntimeChoice:
         }
         content = model.SerializeToString(deterministic=True)
         return fingerprint({"graph": blake2b(content, digest_size=16).hexdigest(), "asked": facts})
-
-
-_warned: set[str] = set()
-
-
-def _warn_once(message: str) -> None:
-    if message not in _warned:
-        _warned.add(message)
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
