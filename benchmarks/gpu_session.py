@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_machine import LOW, Session, check_provider, count_some, facts, step_of
+from benchmarks.gpu_numbers import compare_numbers
 from benchmarks.gpu_plans import planned
 from benchmarks.gpu_steps import (
     CAPTURED,
@@ -37,7 +38,6 @@ from benchmarks.gpu_steps import (
     bench_forms,
     bench_graph,
     calibrate_device,
-    compare_numbers,
     profile_graph,
     sweep_alignment,
     sweep_casts,
@@ -130,7 +130,7 @@ def _beside_others(graph: Path, step: Callable[..., Step]) -> Iterator[Step]:
         yield step(f"torch_{graph.stem}", 60, against_torch, graph, ALL_SIDES)
     else:
         yield step(f"bench_{graph.stem}", 100, bench_graph, graph, EVERY)
-    yield step(f"numerics_{graph.stem}", 10, compare_numbers, graph)
+    yield step(f"numerics_{graph.stem}", 20, compare_numbers, graph)
 
 
 def _calibrated(graphs: Sequence[Path], step: Callable[..., Step]) -> Iterator[Step]:

@@ -22,7 +22,6 @@ from campo_onnx.builder.graph import Graph as GraphBuilder
 from campo_onnx.builder.value import Value
 from campo_onnx.calibrate.run import FULL, QUICK, Workload, calibrate
 from campo_onnx.calibrate.samples import cast_samples
-from campo_onnx.emulation.numerics import relative_l2
 from campo_onnx.files import write_text
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.view import GraphView
@@ -190,30 +189,6 @@ def bench_graph(graph: Path, compared: Compared, session: Session, call: Call) -
     """Step a graph in FP32 and as strategies plan it, in turns."""
     members = planned(graph, compared.labels, session)
     return _measured(members, compared.effort, session, call)
-
-
-def compare_numbers(graph: Path, session: Session, call: Call) -> dict[str, Any]:
-    """Run the FP32 step and mixed ones on the same inputs: their losses, and how far each output is off."""
-    exact, *others = planned(graph, (FP32, TF_AMP, OPTIMAL), session)
-    feeds = synthesize(exact.imported.view)
-    here = session.bench.machine
-    expected = load(exact.imported.model, here, folder=exact.imported.folder).run(feeds)
-    rows = {}
-    for member in others:
-        actual = load(member.imported.model, here, folder=member.imported.folder).run(feeds)
-        errors = {name: relative_l2(actual[name], expected[name]) for name in expected}
-        ranked = sorted(errors, key=lambda name: -errors[name])
-        rows[", ".join(member.labels)] = {
-            "worst": {name: errors[name] for name in ranked[:5]},
-            "median": float(np.median(list(errors.values()))),
-            "outputs": len(errors),
-            "loss": {"fp32": _loss(expected), "mixed": _loss(actual)},
-        }
-    return rows
-
-
-def _loss(outputs: Mapping[str, np.ndarray]) -> float | None:
-    return float(outputs["loss"]) if "loss" in outputs else None
 
 
 def time_variants(graph: Path, session: Session, call: Call) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def against_torch(graph: Path, sides: Sides, session: Session, call: Call) -> di
     call.deadline.need(session.round_s)
     zoo, problem = _zoo(session)
     own = planned(graph, sides.labels, session)
-    feeds = _settled(synthesize(own[0].imported.view))
+    feeds = settled(synthesize(own[0].imported.view))
     buffers = Buffers(own[0].imported.view, feeds, session.bench.machine, seed=0)
     steps: dict[str, Callable[[], None]] = {}
     failures: dict[str, str] = {EAGER: problem} if problem else {}
@@ -181,7 +181,7 @@ def _torch_facts() -> dict[str, Any]:
     }
 
 
-def _settled(feeds: Feeds) -> Feeds:
+def settled(feeds: Feeds) -> Feeds:
     """Give scalars that steer the step the values of training."""
     known = {"lr": LR, "loss_scale": LOSS_SCALE}
     return {n: np.asarray(known.get(n, value), value.dtype) for n, value in feeds.items()}

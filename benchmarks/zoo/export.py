@@ -80,17 +80,31 @@ ZOO = {
 
 
 def export(
-    name: str, batch: int, *, optimizer: str | None, path: Path | None = None, **options: Any
+    name: str, batch: int, *, optimizer: str | None, path: Path | None = None, drops: bool = True,
+    **options: Any,
 ) -> onnx.ModelProto:  # fmt: skip
-    """Export one model; its weights are never made. Further options are those of the exporter."""
+    """Export one model; its weights are never made. Further options are those of the exporter.
+
+    Without `drops`, two runs of the step give the same numbers.
+    """
     entry = ZOO[name]
     inputs, targets = entry.batch(batch)
     with torch.device("meta"):
         module = entry.build()
+    if not drops:
+        _without_dropout(module)
     return export_training_step(
         module, entry.loss, inputs, targets,
         optimizer=optimizer, path=path, **options,
     )  # fmt: skip
+
+
+def _without_dropout(module: nn.Module) -> None:
+    for part in module.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+        elif isinstance(part, bert_large.Attention):
+            part.dropout = 0.0
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -102,6 +116,7 @@ def main(given: Sequence[str] | None = None) -> None:
     add("--memory", type=float, metavar="GB", help="the largest size that fits a device")
     add("--together", type=int, default=1, metavar="N", help="with so many graphs loaded")
     add("--optimizer", choices=["none", "sgd", "momentum", "adam", "adamw"])
+    add("--no-dropout", action="store_true", help="for steps whose numbers are compared")
     options = parser.parse_args(given)
     options.out.mkdir(parents=True, exist_ok=True)
     for name in options.models:
@@ -118,7 +133,7 @@ def main(given: Sequence[str] | None = None) -> None:
             path = options.out / f"{name}_b{size}.onnx"
             began = time.perf_counter()
             optimizer = None if chosen == "none" else chosen
-            model = export(name, size, optimizer=optimizer, path=path)
+            model = export(name, size, optimizer=optimizer, path=path, drops=not options.no_dropout)
             seconds = time.perf_counter() - began
             megabytes = path.stat().st_size / 1e6
             print(f"{path}: {len(model.graph.node)} nodes, {megabytes:.1f} MB, {seconds:.1f} s", flush=True)
