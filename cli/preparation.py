@@ -79,7 +79,7 @@ def cleaned_up(model: Path, dim: list[str] | None, *, wanted: bool) -> Iterator[
     from campo_onnx.emulation.simplify import simplified_file
 
     with working(f"simplifying {model.name}"), simplified_file(model, dimensions(dim)) as (path, changes):
-        how = "run beside it" if changes.was_run else "not run beside it, since it draws random numbers"
+        how = f"not run beside it, since {changes.why_not_run}" if changes.why_not_run else "run beside it"
         print_note(f"simplified: {changes.nodes_before:,} nodes to {changes.nodes_after:,} ({how})")
         yield path
 

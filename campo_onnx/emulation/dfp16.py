@@ -18,7 +18,7 @@ from campo_onnx.emulation.numerics import emulate
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.ir.proto import replace_items
 from campo_onnx.ir.shapes import infer
-from campo_onnx.ir.sort import fresh
+from campo_onnx.ir.sort import fresh, tensor_names
 from campo_onnx.lowering.edit import Edit
 from campo_onnx.ops.precision import is_low_dtype
 
@@ -93,7 +93,7 @@ class _Fixing:
         self._graph = emulated.graph
         self._dtypes, self._shapes = shapes.dtypes, shapes.shapes
         self._rounding = rounding
-        self._taken = {*shapes.dtypes, *(node.name for node in self._graph.node)}
+        self._taken = tensor_names(self._graph) | {node.name for node in self._graph.node}
         self._added: dict[tuple[Any, ...], str] = {}
         self._edit = self._edit_for("dfp16")
         self._fixed: dict[str, _Fixed] = {}

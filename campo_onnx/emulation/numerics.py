@@ -16,17 +16,28 @@ from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.ir.constants import write_out_sparse
 from campo_onnx.ir.domains import shorten_domains
 from campo_onnx.ir.inline import inline_functions
 from campo_onnx.ir.proto import replace_items
 from campo_onnx.ir.shapes import infer
-from campo_onnx.ir.sort import bodies, fresh, graphs_of, name_nodes, outer_reads, sort_nodes, tensor_names
+from campo_onnx.ir.sort import (
+    bodies,
+    fresh,
+    graphs_of,
+    name_nodes,
+    outer_reads,
+    sort_nodes,
+    tensor_names,
+    with_bodies,
+)
 from campo_onnx.lowering.edit import Edit
 from campo_onnx.lowering.place import Place
 from campo_onnx.lowering.raise_opset import lower_opset
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import is_low_dtype
 from campo_onnx.ops.registry import RANDOM
+from campo_onnx.ops.schema import schema_of
 from campo_onnx.runtime.chunked_run import run
 from campo_onnx.runtime.registry import machine
 from campo_onnx.targets.target import target
@@ -61,6 +72,7 @@ def emulate(model: ModelProto, dims: Mapping[str, int] | None = None) -> ModelPr
     emulated = deepcopy(model)
     shorten_domains(emulated)
     emulated = inline_functions(emulated)
+    write_out_sparse(emulated.graph)
     graph = emulated.graph
     name_nodes(graph)
     sort_nodes(graph)
@@ -79,7 +91,7 @@ class _Emulation:
         self.nodes: list[NodeProto] = []
         self._dtypes = dtypes
         self._widened: dict[str, str] = {}
-        self._taken_tensors = set(dtypes)
+        self._taken_tensors = tensor_names(graph) | dtypes.keys()
         self._taken_nodes = {node.name for node in graph.node}
 
     def add(self, source: NodeProto) -> None:
@@ -249,8 +261,12 @@ def difference(actual: NDArray[Any], expected: NDArray[Any]) -> float:
 def seeded(model: ModelProto) -> ModelProto:
     """Copy a graph so that it runs repeatably on a CPU: each random node has a seed, made from its name."""
     copy = deepcopy(model)
-    for node in copy.graph.node:
-        if OpKey.of(node) in RANDOM and all(attribute.name != "seed" for attribute in node.attribute):
+    opsets = {opset.domain: opset.version for opset in model.opset_import}
+    for node in with_bodies(copy.graph.node):
+        op = OpKey.of(node)
+        schema = schema_of(op, opsets.get(op.domain, 1))
+        takes_seed = schema is None or "seed" in schema.attributes  # Dropout does since opset 12
+        if op in RANDOM and takes_seed and all(attribute.name != "seed" for attribute in node.attribute):
             seed = zlib.crc32(node.name.encode()) >> 8  # a float holds integers up to 2^24
             kind = int if "Dropout" in node.op_type else float
             node.attribute.append(onnx.helper.make_attribute("seed", kind(seed)))

@@ -108,7 +108,6 @@ def first_nodes(nodes: Sequence[onnx.NodeProto], model: onnx.ModelProto) -> onnx
     read = {t for node in nodes for t in (*node.input, *outer_reads(node))}
     computed = {t for node in nodes for t in node.output}
     part.graph.initializer.extend(t for t in graph.initializer if t.name in read)
-    part.graph.sparse_initializer.extend(t for t in graph.sparse_initializer if t.values.name in read)
     part.graph.input.extend(value for value in graph.input if value.name in read)
     part.graph.output.extend(value for value in graph.output if value.name in computed)
     return part

@@ -163,7 +163,7 @@ def _copy_without_large_tensors(
     graph: onnx.GraphProto, copy: onnx.GraphProto, main: onnx.GraphProto, declared: set[str]
 ) -> None:
     copy.name = graph.name
-    for field in ("input", "output", "value_info", "sparse_initializer"):
+    for field in ("input", "output", "value_info"):
         getattr(copy, field).extend(getattr(graph, field))
     for tensor in graph.initializer:
         if _is_large(tensor):

@@ -200,22 +200,37 @@ def _constant_node_value(node: onnx.NodeProto) -> TensorProto | None:
         tensor = numpy_helper.from_array(np.asarray(onnx.helper.get_attribute_value(attribute), np.float32))
     elif attribute.name in ("value_int", "value_ints"):
         tensor = numpy_helper.from_array(np.asarray(onnx.helper.get_attribute_value(attribute), np.int64))
-    elif attribute.name == "sparse_value":
-        tensor = numpy_helper.from_array(_dense(attribute.sparse_tensor, node.name))
     else:
         return None  # strings have no precision
     tensor.name = node.output[0]
     return tensor
 
 
-def _dense(sparse: onnx.SparseTensorProto, node: str) -> NDArray[Any]:
-    """A sparse constant as consumers read it: whole."""
+def write_out_sparse(graph: onnx.GraphProto) -> None:
+    """Write sparse constants out as consumers read them, whole, in place; in bodies, too.
+
+    ONNX's inference takes a sparse initializer for a tensor without a type, and its checker refuses the file.
+    """
+    for inner in graphs_of(graph):
+        inner.initializer.extend(_dense(sparse, sparse.values.name) for sparse in inner.sparse_initializer)
+        del inner.sparse_initializer[:]
+        for attribute in (a for node in inner.node if node.op_type == "Constant" for a in node.attribute):
+            if attribute.type == onnx.AttributeProto.SPARSE_TENSOR and attribute.name == "sparse_value":
+                dense = _dense(attribute.sparse_tensor, attribute.sparse_tensor.values.name)
+                attribute.CopyFrom(onnx.helper.make_attribute("value", dense))
+
+
+def _dense(sparse: onnx.SparseTensorProto, name: str) -> TensorProto:
     shape = tuple(sparse.dims)
     if math.prod(shape) > _DENSE_ELEMENTS:
         raise UnsupportedModelError(
-            f"the sparse constant of node {node!r} has {math.prod(shape):,} elements",
+            f"the sparse constant {name!r} has {math.prod(shape):,} elements",
             why=f"it is written out as it is read, up to {_DENSE_ELEMENTS:,} elements",
             remedy="Make it an input of the graph.",
+        )
+    if is_external(sparse.values) or is_external(sparse.indices):
+        raise UnsupportedModelError(
+            f"the sparse constant {name!r} lies outside the model file", remedy="Save it within the model."
         )
     values, places = _array(sparse.values), _array(sparse.indices)
     dense = np.zeros(shape, values.dtype)
@@ -223,8 +238,8 @@ def _dense(sparse: onnx.SparseTensorProto, node: str) -> NDArray[Any]:
         dense[np.unravel_index(places, shape) if places.ndim == 1 else tuple(places.T)] = values
     except (IndexError, ValueError) as error:
         raise ModelError(
-            f"the sparse constant of node {node!r} is damaged",
+            f"the sparse constant {name!r} is damaged",
             why=str(error),
             remedy="Export the model again.",
         ) from error
-    return dense
+    return numpy_helper.from_array(dense, name)

@@ -106,7 +106,7 @@ def model_of(
     graph = model.graph
     for wiring in wirings:
         _write(wiring, graph.node.add(), given_nodes.get(wiring.name), attributes.get(wiring.name, {}))
-    for field in ("input", "output", "quantization_annotation", "sparse_initializer", "metadata_props"):
+    for field in ("input", "output", "quantization_annotation", "metadata_props"):
         getattr(graph, field).extend(getattr(source.graph, field))
     graph.name, graph.doc_string = source.graph.name, source.graph.doc_string
     graph.initializer.extend(t for t in source.graph.initializer if t.name not in dropped)

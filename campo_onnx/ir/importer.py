@@ -22,7 +22,15 @@ from campo_onnx.errors import CampoError, ModelError, UnsupportedModelError, Usa
 from campo_onnx.files import reading
 from campo_onnx.ir import shapes
 from campo_onnx.ir.check import check_given, refuse_broken_text
-from campo_onnx.ir.constants import chunks, constants_of, data_files, is_external, read_small, tensors_of
+from campo_onnx.ir.constants import (
+    chunks,
+    constants_of,
+    data_files,
+    is_external,
+    read_small,
+    tensors_of,
+    write_out_sparse,
+)
 from campo_onnx.ir.domains import shorten_domains
 from campo_onnx.ir.inline import inline_functions
 from campo_onnx.ir.limits import MODEL_LIMIT_BYTES, refuse_beyond_limits, refuse_malformed
@@ -132,6 +140,7 @@ def import_model(
     model = at_readable_opset(model, title)
     stamp = read_stamp(model)
     model = inline_functions(model)
+    write_out_sparse(model.graph)
     name_nodes(model.graph)
     sort_nodes(model.graph)
     check_given(model, title)

@@ -139,10 +139,6 @@ def _slim_copy(model: ModelProto, context: _Context) -> ModelProto:
             slim.graph.initializer.add().CopyFrom(tensor)
         else:
             slim.graph.input.add(name=name, type=context.types[name])
-    for sparse in graph.sparse_initializer:
-        name = sparse.values.name
-        context.record(name, onnx.helper.make_tensor_type_proto(sparse.values.data_type, sparse.dims))
-        slim.graph.input.add(name=name, type=context.types[name])
     for info in graph.input:
         if info.name not in context.types:
             context.record(info.name, bind_type(info.type, context.dims, info.name))

@@ -42,10 +42,13 @@ def fresh(stem: str, taken: set[str]) -> str:
 
 
 def tensor_names(graph: onnx.GraphProto) -> set[str]:
-    """List the tensors of a graph; those of bodies of nodes are not among them."""
-    names = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
-    names |= {sparse.values.name for sparse in graph.sparse_initializer}
-    return names | {name for node in graph.node for name in node.output if name}
+    """List the tensors of a graph and of its bodies: a body may not name one as the graph around it does."""
+    names: set[str] = set()
+    for inner in graphs_of(graph):
+        names.update(value.name for value in inner.input)
+        names.update(tensor.name for tensor in inner.initializer)
+        names.update(name for node in inner.node for name in node.output if name)
+    return names
 
 
 def sort_nodes(graph: onnx.GraphProto, outer: frozenset[str] = frozenset()) -> None:
@@ -54,7 +57,6 @@ def sort_nodes(graph: onnx.GraphProto, outer: frozenset[str] = frozenset()) -> N
     A sorted graph stays as it is.
     """
     sources = {"", *(v.name for v in graph.input), *(t.name for t in graph.initializer)}
-    sources.update(sparse.values.name for sparse in graph.sparse_initializer)
     producer = _producers(graph, sources)
     readable = outer | sources | producer.keys()
     for node in graph.node:

@@ -32,7 +32,7 @@ def rebuilt(imported: Imported, rules: Mapping[str, Rule], place: Place) -> onnx
     """Write a graph with other nodes for some.
 
     It is the model itself where nothing changes, or where the graph has what an export never has: bodies of
-    nodes, shapes that are not static, outputs left out, constants outside the file.
+    nodes, shapes that are not static, outputs left out or that no node computes, constants outside the file.
     """
     graph, view = imported.model.graph, imported.view
     if not any(node.op_type in rules and not node.domain for node in graph.node) or not _is_plain(imported):
@@ -82,6 +82,7 @@ def _is_plain(imported: Imported) -> bool:
         and not any(a.type in _BODIES or _is_empty(a) for node in graph.node for a in node.attribute)
         and not any(is_external(tensor) for tensor in imported.constants.values())
         and not {tensor.name for tensor in graph.initializer} & set(view.inputs)
+        and view.producer.keys() >= set(view.outputs)
     )
 
 

@@ -88,7 +88,6 @@ def _pieces(model: ModelProto, feeds: Mapping[str, NDArray[Any]], limits: Limits
     except CampoError:
         return []
     sources = {v.name for v in graph.input} | {t.name for t in graph.initializer}
-    sources |= {sparse.values.name for sparse in graph.sparse_initializer}
     groups = _groups(list(graph.node), types, limits.piece_bytes)
     return _linked(groups, sources, {v.name for v in graph.output}, types) if len(groups) > 1 else []
 
@@ -195,7 +194,6 @@ class _Run:
         self._waiting = waiting
         graph = model.graph
         self._stored = {t.name: t for t in graph.initializer}
-        self._sparse = {t.values.name: t for t in graph.sparse_initializer}
         self._wanted = [v.name for v in graph.output]
 
     def outputs(self, pieces: list[_Piece]) -> Outputs:
@@ -248,8 +246,6 @@ class _Run:
                 graph.input.append(_info(name, dtype, None))
             elif name in self._stored:
                 graph.initializer.append(self._stored[name])
-            elif name in self._sparse:
-                graph.sparse_initializer.append(self._sparse[name])
             else:
                 values[name] = self._waiting.get(name)
                 graph.input.append(_info(name, piece.types[name], None))

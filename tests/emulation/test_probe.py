@@ -12,7 +12,7 @@ from onnx import parser
 from campo_onnx import Options, Precision, oplists, optimize_model, target
 from campo_onnx.emulation import probe as probing
 from campo_onnx.emulation.batches import Batch, draw_batches
-from campo_onnx.emulation.numerics import emulate
+from campo_onnx.emulation.numerics import emulate, seeded
 from campo_onnx.emulation.probe import Probed, probe, wrongdoers
 from campo_onnx.emulation.rounded import rounded
 from campo_onnx.errors import UsageError
@@ -276,3 +276,23 @@ def test_of_nodes_that_are_wrong_together_those_of_the_largest_effect_go() -> No
 
 def test_a_search_that_ends_early_keeps_more_in_fp32() -> None:
     assert {"n3", "n12"} <= search({"n3", "n12"}, most_trials=4).keys() < {f"n{i}" for i in range(16)}
+
+
+RANDOM_NODES = {
+    "Dropout, which takes a seed since opset 12": (10, "y = Dropout(x)"),
+    "Dropout in a body": (
+        20,
+        "c = Constant<value_int=1>() t = Cast<to=9>(c) y = If(t) <then_branch = a () => (float[64] p)"
+        ' { p = Dropout(x, "", t) }, else_branch = b () => (float[64] q) { q = Abs(x) }>',
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RANDOM_NODES)
+def test_random_nodes_draw_the_same_each_time(case: str) -> None:
+    opset, draws = RANDOM_NODES[case]
+    model = parser.parse_model(f"{HEADER}(float[64] x) => (float[64] y) {{ {draws} }}")
+    model.opset_import[0].version = opset
+    feeds = {"x": np.ones(64, np.float32)}
+    first, second = (run(seeded(model), feeds, machine("cpu")) for _ in range(2))
+    np.testing.assert_array_equal(first["y"], second["y"])

@@ -29,7 +29,7 @@ GRAPH = """
 def test_redundant_nodes_go_and_the_result_stays() -> None:
     found = simplify(onnx.parser.parse_model(GRAPH))
     assert [node.op_type for node in found.model.graph.node] == ["MatMul", "Mul"]
-    assert (found.nodes_before, found.nodes_after, found.was_run) == (6, 2, True)
+    assert (found.nodes_before, found.nodes_after, found.why_not_run) == (6, 2, "")
     onnx.checker.check_model(found.model, full_check=True)
 
 
@@ -46,9 +46,33 @@ def test_zeros_around_an_image_are_not_what_a_max_pool_pads_with() -> None:
     assert [node.op_type for node in found.model.graph.node] == ["Pad", "MaxPool"]
 
 
-def test_a_graph_that_draws_is_not_run() -> None:
-    text = GRAPH.replace("copy = Identity (product)", "copy = Dropout (product)")
-    assert not simplify(onnx.parser.parse_model(text)).was_run
+@pytest.mark.parametrize(
+    ("statement", "why"),
+    [
+        ("copy = Dropout (product)", "it draws random numbers"),
+        (
+            "rows = Constant <value_ints = [0, 1, 2, 4]> () copy = Gather (product, rows)",
+            "does not run on made-up values",
+        ),
+    ],
+)
+def test_a_graph_is_not_run_where_that_says_nothing(statement: str, why: str) -> None:
+    text = GRAPH.replace("copy = Identity (product)", statement)
+    assert why in simplify(onnx.parser.parse_model(text)).why_not_run
+
+
+def test_named_sizes_keep_their_names() -> None:
+    model = onnx.parser.parse_model(GRAPH.replace("float[4,4] x", "float[rows,4] x"))
+    model.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "anything"
+    simpler = simplify(model, {"rows": 4}).model
+    assert [*simpler.graph.input, *simpler.graph.output] == [*model.graph.input, *model.graph.output]
+
+
+def test_sequences_are_compared() -> None:
+    text = GRAPH.replace("(float[4,4] loss)", "(seq(float[4,4]) list)").replace(
+        "loss = Mul (copy, two)", "scaled = Mul (copy, two) list = SequenceConstruct (scaled, copy)"
+    )
+    assert not simplify(onnx.parser.parse_model(text)).why_not_run
 
 
 @pytest.mark.parametrize(

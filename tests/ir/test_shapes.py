@@ -1,7 +1,7 @@
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper, parser
+from onnx import TensorProto, numpy_helper, parser
 
 from campo_onnx.errors import ModelError, UsageError
 from campo_onnx.ir.shapes import TensorTypes, infer
@@ -255,14 +255,6 @@ def test_data_dependent_sizes_stay_unknown():
     )
     assert (found.dtypes["i"], found.shapes["i"], found.shapes["t"]) == (I64, None, None)
     assert found.shapes["s"] == (2,)
-
-
-def test_sparse_initializers_have_type_and_shape():
-    proto = model("g (float[2, 3] x) => (float y) { y = Add(x, w) }")
-    values, indices = helper.make_tensor("w", F32, [1], [5.0]), helper.make_tensor("i", I64, [1], [4])
-    proto.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [2, 3]))
-    found = infer(proto, {})
-    assert (found.dtypes["w"], found.shapes["w"], found.shapes["y"]) == (F32, (2, 3), (2, 3))
 
 
 def test_old_models_that_list_initializers_as_inputs():

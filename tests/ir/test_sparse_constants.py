@@ -1,4 +1,4 @@
-"""Constant nodes that hold a sparse tensor: whoever reads them reads it whole."""
+"""Sparse constants: whoever reads one reads it whole."""
 
 import numpy as np
 import onnx
@@ -9,9 +9,9 @@ from campo_onnx.errors import ModelError, UnsupportedModelError
 from campo_onnx.ir.importer import import_model
 
 
-def sparse_model(indices, values=(2.0, -3.0), size=4):
+def sparse_model(indices, values=(2.0, -3.0), size=4, *, is_initializer=False):
     sparse = helper.make_sparse_tensor(
-        helper.make_tensor("values", TensorProto.FLOAT, [len(values)], values),
+        helper.make_tensor("w", TensorProto.FLOAT, [len(values)], values),
         helper.make_tensor("indices", TensorProto.INT64, list(np.shape(indices)), np.ravel(indices)),
         [size, size],
     )
@@ -20,20 +20,34 @@ def sparse_model(indices, values=(2.0, -3.0), size=4):
         helper.make_node("Constant", [], ["w"], name="c", sparse_value=sparse),
         helper.make_node("MatMul", ["x", "w"], ["y"], name="product"),
     ]
-    graph = helper.make_graph(nodes, "g", [x], [y])
+    stored = [sparse] if is_initializer else []
+    graph = helper.make_graph(nodes[is_initializer:], "g", [x], [y], sparse_initializer=stored)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
 
 
+@pytest.mark.parametrize("is_initializer", [False, True], ids=["of a node", "of the graph"])
 @pytest.mark.parametrize("indices", [[1, 14], [[0, 1], [3, 2]]], ids=["counted through", "by axis"])
-def test_a_product_with_one_goes_low_and_computes_the_same(lower, run, indices):
-    lowered = lower(sparse_model(indices), ["product"])
+def test_a_product_with_one_goes_low_and_computes_the_same(lower, run, indices, is_initializer):
+    given = sparse_model(indices, is_initializer=is_initializer)
+    lowered = lower(given, ["product"])
     onnx.checker.check_model(lowered.model, full_check=True)
     (low,) = lowered.model.graph.initializer
     expected = np.zeros((4, 4), np.float16)
     expected[0, 1], expected[3, 2] = 2.0, -3.0
     np.testing.assert_array_equal(onnx.numpy_helper.to_array(low), expected)
     feeds = {"x": np.arange(16, dtype=np.float32).reshape(4, 4)}
-    np.testing.assert_array_equal(run(lowered.model, feeds)["y"], run(lowered.imported.model, feeds)["y"])
+    np.testing.assert_array_equal(run(lowered.model, feeds)["y"], run(given, feeds)["y"])
+
+
+def test_one_in_a_body_is_written_out_as_well():
+    model = sparse_model([1, 14])
+    body = helper.make_graph(list(model.graph.node), "body", [], list(model.graph.output))
+    nodes = [helper.make_node("If", ["c"], ["y"], then_branch=body, else_branch=body)]
+    inputs = [*model.graph.input, helper.make_tensor_value_info("c", TensorProto.BOOL, [])]
+    graph = helper.make_graph(nodes, "g", inputs, list(model.graph.output))
+    outer = helper.make_model(graph, opset_imports=model.opset_import, ir_version=10)
+    (branch, _) = import_model(outer).model.graph.node[0].attribute
+    assert branch.g.node[0].attribute[0].t.dims == [4, 4]
 
 
 def test_its_values_count(lower):
@@ -42,8 +56,12 @@ def test_its_values_count(lower):
     assert np.max(large.imported.view.values["w"]) == 1e5
 
 
-def test_one_that_is_damaged_or_too_large_is_refused():
+def test_one_that_is_damaged_too_large_or_outside_the_file_is_refused():
     with pytest.raises(ModelError):
         import_model(sparse_model([1, 16]))
-    with pytest.raises(UnsupportedModelError, match="the sparse constant of node 'c' has"):
+    with pytest.raises(UnsupportedModelError, match="the sparse constant 'w' has"):
         import_model(sparse_model([1, 14], size=1 << 13))
+    outside = sparse_model([1, 14], is_initializer=True)
+    outside.graph.sparse_initializer[0].values.data_location = TensorProto.EXTERNAL
+    with pytest.raises(UnsupportedModelError, match="outside the model file"):
+        import_model(outside)

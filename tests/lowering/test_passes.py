@@ -86,6 +86,13 @@ def test_a_pass_writes(title, pair):
     assert printed(PASSES[rule](imported, PLACES[place])) == expected.strip()
 
 
+@pytest.mark.parametrize(("output", "size"), [("x", 4), ("w", 2)], ids=["an input", "a constant"])
+def test_convolutions_stay_in_a_graph_with_an_output_that_no_node_computes(output, size):
+    imported = parsed(f"""f (float[1,1,4,4] x) => (float[1,1,3,3] y, float[1,1,{size},{size}] {output})
+        <float[1,1,2,2] w = {{1, 2, 3, 4}}> {{ y = Conv(x, w) }}""")
+    assert convolutions(imported, CUDA) is imported.model
+
+
 def same(run, imported, rule, place, feeds, *, exact=True):
     model = rule(imported, place)
     assert model is not imported.model

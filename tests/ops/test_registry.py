@@ -160,6 +160,7 @@ def test_listed_positions_hold_fp32_in_real_graphs(path: Path, dims_of) -> None:
 def test_what_operators_ask_of_their_inputs_and_which_draw() -> None:
     asked = {found.key.label: dict(found.asks) for found in SPECS if found.asks}
     assert asked["Div"] == {1: Ask.POSITIVE}
+    assert asked["RoiAlign"] == {2: Ask.INDEX_ALONG_AXIS}
     assert asked["com.microsoft:GatherGrad"] == {1: Ask.INDEX_OF_SHAPE}
     assert {ask for asks in asked.values() for ask in asks.values()} == set(Ask)
     drawing = {found.key.label for found in SPECS if found.draws}

@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
+from campo_onnx.emulation.numerics import emulate
 from campo_onnx.errors import PlanMismatchError
 from campo_onnx.ir.stamp import read_stamp
 from campo_onnx.ops.precision import Precision, low_precisions
@@ -16,6 +17,21 @@ from tests.conftest import parse_model
 def text_of(model):
     """Nodes as ``outputs = op(inputs)``, in order."""
     return [f"{', '.join(n.output)} = {n.op_type}({', '.join(n.input)})" for n in model.graph.node]
+
+
+BRANCHES = """g (float[2,2] x, bool c) => (float[2,2] y)
+    { [a] h = MatMul(x, x) [b] k = Relu(h) [c] q = If(c) <
+        then_branch = t () => (float[2,2] r) TENSOR, else_branch = e () => (float[2,2] s) { s = Neg(h) }>
+      [d] y = MatMul(q, k) }"""
+
+
+@pytest.mark.parametrize(
+    "branch", ["{ h_fp16 = Neg(h) r = Neg(h_fp16) }", "<float k_fp16 = {2}> { r = Mul(h, k_fp16) }"]
+)
+def test_new_names_are_not_those_of_tensors_of_bodies(lower, run, branch):
+    lowered = lower(BRANCHES.replace("TENSOR", branch), ["a", "b", "d"])
+    onnx.checker.check_model(lowered.model, full_check=True)
+    run(emulate(lowered.model), {"x": np.eye(2, dtype=np.float32), "c": np.array(True)})
 
 
 # --- one rule each ---

@@ -50,6 +50,8 @@ def _and_zero(one: ValueRange) -> ValueRange:
 def pad(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     """Values of the first input, and what fills its borders."""
     fill = at(inputs, 2)
+    if fill is None and "value" in signature.attributes:  # until opset 11
+        fill = exactly(float(signature.attributes["value"]))
     one = inputs[0] or UNKNOWN
     if signature.attributes.get("mode", "constant") not in ("constant", b"constant"):
         return (one,)

@@ -15,7 +15,7 @@ from onnx import TensorProto
 from campo_onnx.ir.convert import converted
 from campo_onnx.ir.edit import Wiring, model_of, read_instead, take_apart, topology_of
 from campo_onnx.ir.importer import Imported
-from campo_onnx.ir.sort import fresh, sort_nodes
+from campo_onnx.ir.sort import fresh, sort_nodes, tensor_names
 from campo_onnx.ir.stamp import Stamp, structure_digest, write_stamp
 from campo_onnx.ir.view import OpNode, Use
 from campo_onnx.ops.key import OpKey
@@ -103,7 +103,7 @@ class _Rewriting:
         self._tensors = self.graph.tensors()
         self._low_tensor: dict[str, gs.Tensor] = {}
         self._merged: dict[str, gs.Tensor] = {}  # results of dropped copies of a Cast
-        self._taken_tensors = set(self.view.tensors)
+        self._taken_tensors = tensor_names(imported.model.graph) | self.view.tensors.keys()
         self._taken_nodes = set(self.view.node)
         self._casts_up = {c.tensor: c for c in plan.casts if c.dst is Precision.FP32}
         self._dropped = {c.node: c for c in plan.dropped}

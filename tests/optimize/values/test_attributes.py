@@ -1,6 +1,7 @@
 """Scalar attributes are values, as the same factors are that are constant inputs."""
 
 import numpy as np
+import onnx
 import pytest
 
 from campo_onnx.emulation.numerics import relative_l2
@@ -66,3 +67,21 @@ def test_factors_of_products_add_up_along_a_chain():
     body = f"a = {factor}(h, w) b = {factor}(a, w) y = {factor}(b, w)"
     expected, actual, _ = both(step(body, 0.001), feeds(), "fine-grained")
     assert relative_l2(actual["y"], expected["y"]) < 0.01
+
+
+@pytest.mark.parametrize("value", [-6e4, -1e5])
+def test_what_pad_fills_borders_with_counts_as_an_input_does(value):
+    """Until opset 11 it is an attribute."""
+    as_input = model_of(
+        "p = Pad(x, widths, fill) y = MatMul(p, w)",
+        {"widths": np.array([0, 0, 0, 32]), "fill": np.float32(value)},
+        inputs="float[64,32] x, float[64,64] w",
+        outputs="float[64,64] y",
+    )
+    as_attribute = onnx.ModelProto()
+    as_attribute.CopyFrom(as_input)
+    as_attribute.opset_import[0].version = 10
+    del as_attribute.graph.node[0].input[1:], as_attribute.graph.initializer[:]
+    settings = onnx.helper.make_node("Pad", [], [], pads=[0, 0, 0, 32], value=value).attribute
+    as_attribute.graph.node[0].attribute.extend(settings)
+    assert reasons(as_attribute)["MatMul"] is reasons(as_input)["MatMul"] is Reason.VALUE_OVERFLOW
