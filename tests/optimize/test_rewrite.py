@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 
 from campo_onnx.emulation.numerics import emulate
@@ -32,6 +33,40 @@ def test_new_names_are_not_those_of_tensors_of_bodies(lower, run, branch):
     lowered = lower(BRANCHES.replace("TENSOR", branch), ["a", "b", "d"])
     onnx.checker.check_model(lowered.model, full_check=True)
     run(emulate(lowered.model), {"x": np.eye(2, dtype=np.float32), "c": np.array(True)})
+
+
+NORMALIZED = """g (float[8,16] x, float[16,16] w) => (float[8,16] y)
+    <float[16] scale = {1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1}, float two = {2}, float epsilon = {0.001}> {
+      [product] h = MatMul(x, w) [mean] m = ReduceMean<axes=[-1]>(h) [difference] d = Sub(h, m)
+      [square] s = Pow(d, two) [variance] v = ReduceMean<axes=[-1]>(s) [sum] e = Add(v, epsilon)
+      [root] r = Sqrt(e) [quotient] q = Div(d, r) [scaled] n = Mul(q, scale) [shifted] z = Add(n, scale)
+      [last] y = MatMul(z, w) }"""
+
+
+@pytest.mark.parametrize(
+    ("low", "opset", "is_product"),
+    [
+        (["product"], 17, True),
+        (["product", "mean", "difference"], 17, True),
+        (["scaled", "shifted"], 17, True),
+        (["last"], 17, False),
+        (["product"], 16, False),
+    ],
+)
+@pytest.mark.parametrize("is_node", [False, True], ids=["stored", "computed"])
+def test_a_normalization_of_two_precisions_loads_with_every_fusion(
+    model_text, lower, run, low, opset, is_product, is_node
+):
+    text = NORMALIZED.replace("[square]", "[same] two_again = Constant<value_float=2.0>() [square]")
+    text = text.replace("Pow(d, two)", "Pow(d, two_again)") if is_node else text
+    lowered = lower(model_text(text, opset=opset), low)
+    model = lowered.model
+    ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    assert lowered.nodes["square"].op_type == ("Mul" if is_product else "Pow")
+    assert ("two" in {tensor.name for tensor in model.graph.initializer}) == (is_node or not is_product)
+    feeds = {"x": np.eye(8, 16, dtype=np.float32), "w": np.eye(16, dtype=np.float32)}
+    expected = run(lowered.imported.model, feeds)["y"]
+    np.testing.assert_allclose(run(emulate(model), feeds)["y"], expected, rtol=0.01)
 
 
 # --- one rule each ---

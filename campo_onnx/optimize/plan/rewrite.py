@@ -25,6 +25,7 @@ from campo_onnx.optimize.padding.insert import insert_pads
 from campo_onnx.optimize.plan.consistency import check_consistent
 from campo_onnx.optimize.plan.edits import Decision, ExistingCast, LowConstant, PlannedCast
 from campo_onnx.optimize.plan.plan import Plan
+from campo_onnx.optimize.plan.squares import write_squares_as_products
 
 _BOUNDS = {OpKey("", "ThresholdedRelu"): "alpha", OpKey("", "Shrink"): "lambd"}
 """Attributes that elements are compared with; kernels round them to the type of the elements."""
@@ -50,6 +51,7 @@ def rewrite(imported: Imported, plan: Plan) -> onnx.ModelProto:
         initializers=edited.initializers,
         dropped=frozenset(c.tensor for c in plan.constants if not c.keeps_fp32),
     )
+    write_squares_as_products(model)
     sort_nodes(model.graph)  # an existing Cast that gained earlier consumers moves up
     stamp = Stamp(
         strategy=plan.strategy,

@@ -9,8 +9,9 @@ from campo_onnx.runtime.onnxruntime.installed import ort
 from campo_onnx.runtime.onnxruntime.providers import ORT_NAME
 from campo_onnx.runtime.onnxruntime.sessions import RUNTIME_ERRORS, first_line, refused, session_options
 
-_WRONG_RULES = ["Pad_Fusion"]
-"""Zeros around an image become the padding of a MaxPool, which is lower than any number."""
+_WRONG_RULES = ["Pad_Fusion", "WeightBiasQuantization"]
+"""Zeros around an image become the padding of a MaxPool, which is lower than any number; FP32 biases between
+quantized tensors are rounded."""
 
 
 def cleaned_up(
