@@ -42,10 +42,10 @@ ROUNDED_BY_RULES = {
         }""",
     "a bias between quantized tensors is not rounded": """
         step (uint8[1,1,4,4] q) => (uint8[1,1,3,3] y)
-        <float scale = {0.1}, uint8 zero = {128}, uint8[1,1,2,2] kernel = {99, 1, 2, 3}, float[1] bias = {3}> {
+        <float scale = {0.1}, uint8 zero = {128}, uint8[1,1,2,2] kernel = {99, 1, 2, 3}, float[1] b = {3}> {
             x = DequantizeLinear (q, scale, zero)
             w = DequantizeLinear (kernel, scale, zero)
-            c = Conv (x, w, bias)
+            c = Conv (x, w, b)
             y = QuantizeLinear (c, scale, zero)
         }""",
 }
