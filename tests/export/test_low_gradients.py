@@ -37,9 +37,40 @@ class _Embeddings(nn.Module):
         return tuple(self.last(torch.tanh(self.first(x))) + 2 for x in batches)
 
 
-def _structural_similarity(a: Any, b: Any) -> Any:
+class _Pool(nn.Module):
+    """Mean and deviation of a sequence, by shares that are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.shares, self.last = nn.Linear(40, 64), nn.Linear(64, 1), nn.Linear(128, 10)
+
+    def forward(self, x: Any) -> Any:
+        h = self.first(x) * 0.1 + 3
+        shares = self.shares(h).softmax(1).transpose(1, 2)
+        mean = shares @ h
+        deviation = (shares @ h**2 - mean**2 + 1e-6).sqrt()
+        return self.last(torch.cat([mean, deviation], -1))[:, 0]
+
+
+class _Framed(nn.Module):
+    """A network that hands on the window in which its loss takes statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = _Picture(1)
+        self.register_buffer("window", _gaussian())
+
+    def forward(self, x: Any) -> tuple[Any, Any]:
+        return self.inner(x), self.window
+
+
+def _gaussian() -> Any:
     line = torch.exp(-((torch.arange(11) - 5.0) ** 2) / 4.5)
-    window = torch.outer(line, line)[None, None] / line.sum() ** 2
+    return torch.outer(line, line)[None, None] / line.sum() ** 2
+
+
+def _structural_similarity(a: Any, b: Any, window: Any = None) -> Any:
+    window = _gaussian() if window is None else window
     mean_a, mean_b, square_a, square_b, product = (F.conv2d(x, window) for x in (a, b, a * a, b * b, a * b))
     variances = square_a - mean_a**2 + square_b - mean_b**2
     means = mean_a**2 + mean_b**2
@@ -74,8 +105,33 @@ def _close_embeddings() -> tuple[nn.Module, Callable[..., Any], list[Any], list[
     return _Embeddings(), loss, [x, x + 0.1 * torch.randn(64, 32)], []
 
 
+def _similar_in_a_buffer() -> tuple[nn.Module, Callable[..., Any], list[Any], list[Any]]:
+    x = _smooth(2, 1, 48, 48)
+    return _Framed(), lambda pair, b: _structural_similarity(pair[0], b, pair[1]), [x], [x]
+
+
+def _pooled_by_shares() -> tuple[nn.Module, Callable[..., Any], list[Any], list[Any]]:
+    return _Pool(), F.cross_entropy, [torch.randn(8, 100, 40)], [torch.arange(8)]
+
+
+def _correlated_outputs() -> tuple[nn.Module, Callable[..., Any], list[Any], list[Any]]:
+    def loss(x: Any, y: Any) -> Any:
+        x, y, n = x[:, 0] + 5, y + 100, len(y)
+        squares = (n * (x * x).sum() - x.sum() ** 2) * (n * (y * y).sum() - y.sum() ** 2)
+        return 1 - (n * (x * y).sum() - x.sum() * y.sum()) / squares.sqrt()
+
+    module = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 1))
+    return module, loss, [torch.randn(512, 16)], [torch.randn(512)]
+
+
+STEPS = (
+    *(_similar_pictures, _similar_in_a_buffer, _registered_pictures, _close_embeddings),
+    *(_pooled_by_shares, _correlated_outputs),
+)
+
+
 @pytest.mark.parametrize("low", [Precision.FP16, Precision.BF16])
-@pytest.mark.parametrize("step", [_similar_pictures, _registered_pictures, _close_embeddings])
+@pytest.mark.parametrize("step", STEPS)
 def test_loss_and_gradients_of_weights_are_those_of_fp32(step: Callable[[], Any], low: Precision) -> None:
     module, loss, inputs, targets = step()
     model = export_training_step(module, loss, inputs, targets)

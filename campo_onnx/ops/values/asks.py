@@ -18,6 +18,7 @@ _PLACE = Need(is_place=True)
 _FEW_TURNS = 8.0
 _BELOW_ONE = 0.5
 _CUBE = 3.0
+_FEW_RANKS = 16
 
 
 def logarithm(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
@@ -107,6 +108,14 @@ def first_of_its_kind(signature: Signature, inputs: Ranges, tolerance: float) ->
     return {0: _PLACE} if known_at(inputs, 0).is_integer else NOTHING
 
 
+def ranks(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
+    """A whole axis that is sorted: what rounding makes equal changes places, and gradients with it."""
+    axis = int(signature.attributes.get("axis", -1))
+    shapes = [shape_of(signature, 0), signature.outputs[0].shape if signature.outputs[0] else None]
+    before, after = (shape[axis] if shape else 0 for shape in shapes)
+    return {0: EXACT} if after > _FEW_RANKS and after == before else NOTHING
+
+
 def sampling_grid(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
     """Coordinates from -1 to 1 across an image: a pixel is two over its size."""
     shape = shape_of(signature, 0)
@@ -140,6 +149,7 @@ _BY_RULE: tuple[tuple[AskRule, str], ...] = (
     (index, "OneHot"),
     (count, "CumSum ReduceSum"),
     (first_of_its_kind, "ArgMax ArgMin"),
+    (ranks, "TopK"),
     (sampling_grid, "GridSample com.microsoft:GridSample"),
     (regions, "RoiAlign MaxRoiPool com.microsoft:CropAndResize"),
     (boxes, "NonMaxSuppression"),

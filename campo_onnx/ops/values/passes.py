@@ -166,15 +166,15 @@ def decided(signature: Signature, inputs: Ranges, result: ValueRange, need: Need
 
 
 def weighted_sum(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
-    """A sum of one factor, where the other is constants of one sign: a window, which may be computed."""
-    constants = [i for i, r in enumerate(inputs[:2]) if r is not None and not r.varies]
-    if len(constants) != 1 or not have_one_sign((known_at(inputs, constants[0]),)):
+    """A sum of one factor, where the other is weights of one sign: a window, which may be computed."""
+    weights = [i for i, r in enumerate(inputs[:2]) if r is not None and r.weighs]
+    if len(weights) != 1:
         return NOTHING
-    summed = 1 - constants[0]
+    summed = 1 - weights[0]
     share = max(need.relative, need.absolute / (result.magnitude or 1.0))
     return {
         summed: reduced(signature, inputs[summed : summed + 1], result, need)[0],
-        constants[0]: replace(need, relative=share, absolute=0.0),
+        weights[0]: replace(need, relative=share, absolute=0.0),
     }
 
 

@@ -41,6 +41,8 @@ class ValueRange:
         Largest error that rounding to 11 bits makes of a constant.
     is_given
         Whether it is an input of the graph as it is: a weight, a scale per channel, data.
+    is_window
+        Whether it weighs values and their squares, as that in which a variance is taken.
     source
         The tensor of the graph that its extreme values come from; ``""`` where none is known.
     """
@@ -58,6 +60,7 @@ class ValueRange:
     guarded: int = 0
     rounding: float = 0.0
     is_given: bool = False
+    is_window: bool = False
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -85,6 +88,12 @@ class ValueRange:
     def bound(self) -> float:
         """Proved bound of its magnitude."""
         return max(abs(self.lowest), abs(self.highest))
+
+    @property
+    def weighs(self) -> bool:
+        """Whether it is weights of one sign, which make a product a sum: constants, or a window."""
+        has_one_sign = self.expected_lowest >= 0.0 or self.expected_highest <= 0.0
+        return (self.is_window or not self.varies) and has_one_sign and self.magnitude > 0.0
 
     @property
     def is_bounded(self) -> bool:

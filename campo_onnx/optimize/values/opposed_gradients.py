@@ -54,8 +54,7 @@ class OpposedGradients:
 
     def add_difference(self, node: OpNode) -> None:
         """Take in a node of the forward pass that computes a difference of statistics."""
-        if self._view.tensors[node.outputs[0]].elements != 1:  # a loss is a sum of others
-            self._differences.add(self._of(node.outputs[0]))
+        self._differences.add(self._of(node.outputs[0]))
 
     def add_forward(self, node: OpNode) -> None:
         """Follow what is computed of the forward pass element by element, and its sums."""

@@ -23,6 +23,7 @@ from campo_onnx.ops.values.range import GIVEN, INFINITY, UNKNOWN, ValueRange, ma
 from campo_onnx.ops.values.rule import of_type
 from campo_onnx.optimize.values.sum_ops import MOVES
 from campo_onnx.optimize.values.unrolled import unrolled
+from campo_onnx.optimize.values.windows import windows_of
 
 _CHOICES = op_keys("Max Where")
 _FEW_ELEMENTS = 16
@@ -114,11 +115,15 @@ class _Pass:
 
     def __init__(self, view: GraphView) -> None:
         self.ranges: dict[str, ValueRange] = {}
-        self._view = view
+        self._view, self._windows = view, windows_of(view)
         self._distinct: dict[ValueRange, ValueRange] = {}
         self._propagated: dict[tuple[int, ...], tuple[ValueRange, ...]] = {}
 
     def add(self, tensor: str, range_: ValueRange) -> None:
+        if tensor in self._windows:
+            # No sign of an input is proved; weights that add up have one.
+            lowest = max(range_.expected_lowest, 0.0) if range_.is_given else range_.expected_lowest
+            range_ = replace(range_, expected_lowest=lowest, is_window=True)
         self.ranges[tensor] = self._distinct.setdefault(range_, range_)
 
     def add_outputs(self, node: OpNode) -> None:

@@ -26,7 +26,7 @@ CARRIERS_OF_SQUARES = CARRIERS | op_keys("Abs Clip Max Min Sub")
 ROOTS = op_keys("Sqrt Pow")
 
 _SCATTERS = op_keys("ScatterElements ScatterND")
-_WEIGHTED = CONTRACTIONS | op_keys("Conv ConvTranspose")
+WEIGHTED = CONTRACTIONS | op_keys("Conv ConvTranspose")
 _ALWAYS_SUMS = op_keys("AveragePool CumSum")
 _MANY_TERMS = 16
 
@@ -75,10 +75,8 @@ def is_root(node: OpNode, view: GraphView) -> bool:
 
 
 def adds_up(node: OpNode, values: GraphValues) -> bool:
-    """Whether a product with constants of one sign (ones, a Gaussian window) stands for a sum."""
-    return node.op in _WEIGHTED and any(
-        not r.varies and r.lowest >= 0.0 and r.highest > 0.0 for r in map(values.range, node.inputs[:2])
-    )
+    """Whether a product with weights of one sign (ones, a Gaussian window) stands for a sum."""
+    return node.op in WEIGHTED and any(values.range(t).weighs for t in node.inputs[:2])
 
 
 def summed_input(node: OpNode, view: GraphView) -> str | None:

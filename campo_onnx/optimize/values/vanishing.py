@@ -1,6 +1,6 @@
 """Values close to zero that something large is made of: before a logarithm, a division, a square."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 
 import numpy as np
 
@@ -9,8 +9,8 @@ from campo_onnx.ops.key import OpKey, op_keys
 from campo_onnx.ops.registry import having
 from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.values.graph_values import GraphValues
-from campo_onnx.optimize.values.sum_ops import MOVES_AND_SIGNS, SUMS_OF_FEW
-from campo_onnx.optimize.values.walk import Labels, leading_to
+from campo_onnx.optimize.values.sum_ops import CONTRACTIONS, MOVES_AND_SIGNS, SUMS_OF_FEW
+from campo_onnx.optimize.values.walk import Labels, carried, leading_to
 
 _PROBABILITIES = having(Trait.NEAR_ZERO)
 _CARRIERS = (
@@ -31,12 +31,24 @@ def before_logarithms(values: GraphValues) -> Mapping[str, str]:
     """Find exponentials and probabilities whose logarithm is taken, up to it.
 
     FP16 makes exp(-17) zero and 0.9999 one: log(p) and log(1 - p) are then infinite, or those of a guard,
-    where FP32 says -17 and -9.2.
+    where FP32 says -17 and -9.2. A sum vanishes where all of its terms do, and so does a product of matrices
+    without negative elements: a chain of them, as in a hidden Markov model, is as small as a product of all.
     """
+    view = values.view
+
+    def carries(node: OpNode) -> bool:
+        if node.op in CONTRACTIONS:
+            return all(r.lowest >= 0.0 for r in values.of(node.inputs))
+        return node.op in _CARRIERS or (node.op in _SUMS and _may_vanish(node.outputs[0], values))
+
+    through = frozenset(node.op for node in view.nodes if carries(node))
     leads_on = leading_to(
-        values.view, lambda node: node.inputs[:1] if node.op in _LOGARITHM else (), _CARRIERS
+        view,
+        lambda node: node.inputs[:1] if node.op in _LOGARITHM else (),
+        through,
+        data=lambda node: carried(node) if carries(node) else (),
     )
-    return _from_probabilities(values, leads_on, _LOGARITHM)
+    return _from_probabilities(values, leads_on, _LOGARITHM, carries)
 
 
 def divisors(values: GraphValues) -> Mapping[str, str]:
@@ -46,14 +58,10 @@ def divisors(values: GraphValues) -> Mapping[str, str]:
     quotient is large until it is multiplied by something that vanishes as well. What vanishes with its
     divisor is needed as exactly: a mean with exponentials as weights.
     """
-    view = values.view
-
-    def may_vanish(tensor: str) -> bool:
-        r = values.range(tensor)
-        return bool(tensor) and r.lowest < _AWAY and r.highest > -_AWAY
-
-    through = _CARRIERS | _SUMS
-    leads_on = leading_to(view, lambda node: _divisors(node, view), through, counts=may_vanish)
+    view, through = values.view, _CARRIERS | _SUMS
+    leads_on = leading_to(
+        view, lambda node: _divisors(node, view), through, counts=lambda t: _may_vanish(t, values)
+    )
     guarded = leading_to(view, lambda node: _beside_guards(node, values), through)
     nodes = _from_probabilities(values, leads_on | guarded, _SUMS)
     if not nodes:
@@ -78,6 +86,11 @@ def divisors(values: GraphValues) -> Mapping[str, str]:
     return nodes
 
 
+def _may_vanish(tensor: str, values: GraphValues) -> bool:
+    r = values.range(tensor)
+    return bool(tensor) and r.lowest < _AWAY and r.highest > -_AWAY
+
+
 def _divisors(node: OpNode, view: GraphView) -> Iterator[str]:
     if node.op.label == "Div":
         yield node.inputs[1]
@@ -98,7 +111,10 @@ def _beside_guards(node: OpNode, values: GraphValues) -> Iterator[str]:
 
 
 def _from_probabilities(
-    values: GraphValues, leads_on: frozenset[str], ends: Iterable[OpKey] = ()
+    values: GraphValues,
+    leads_on: frozenset[str],
+    ends: Container[OpKey] = (),
+    carries: Callable[[OpNode], bool] = lambda node: node.op in _CARRIERS,
 ) -> dict[str, str]:
     """Nodes from a probability to where it leads."""
     nodes, tensors = Labels(), Labels()
@@ -107,7 +123,7 @@ def _from_probabilities(
         source = tensors.first(node.inputs)
         if outputs and _comes_near_zero(node, values):
             source = outputs[0]
-        elif not source or not (node.op in ends or (outputs and node.op in _CARRIERS)):
+        elif not source or not (node.op in ends or (outputs and carries(node))):
             continue
         nodes[node.name] = source
         tensors.mark(outputs, source)

@@ -93,6 +93,9 @@ COSINE = """xx = Mul(x, x) zz = Mul(z, z) xz = Mul(x, z)
     a = ReduceSum<keepdims = 1>(xx, axis) b = ReduceSum<keepdims = 1>(zz, axis)
     c = ReduceSum<keepdims = 1>(xz, axis) ab = Mul(a, b) r = Sqrt(ab) q = Div(c, r) y = Sub(one, q)"""
 CLOSE = normal(64, 64)
+CHAIN = """a = Softmax(w) b = Softmax(v) g0 = Softmax(x)
+    {} s = ReduceSum<keepdims = 1>(g8, axis) y = Log(s)"""
+STATES = "".join(f"h{i} = MatMul(g{i}, a) g{i + 1} = Mul(h{i}, b) " for i in range(8))
 
 CASES = {
     "log(1 - p), clipped": Case(
@@ -300,6 +303,24 @@ CASES = {
         {"x": f32(np.cumsum(RANDOM.normal(size=(1, 1, 64, 64)) * 0.02, -1) + 1)},
         "float[1,1,64,60] y",
     ),
+    "a variance by shares": Case(
+        """p = Softmax<axis = -1>(x) h = Add(x, three) q = Mul(h, h) m = MatMul(p, h) s = MatMul(p, q)
+           n = Mul(m, m) y = Sub(s, n)""",
+        {"three": f32(30)},
+        {"x": normal(64, 64, size=0.1)},
+    ),
+    "shares by rank": Case(
+        """h = MatMul(x, w) n = Mul(h, narrow) s = Sigmoid(n) sizes, ranks = TopK<axis = 1>(s, all)
+           y = ScatterElements<axis = 1>(h, ranks, shares)""",
+        {"narrow": f32(0.01), "all": i64(64), "shares": f32(np.tile(0.8 ** np.arange(64), (64, 1)))},
+        XW,
+    ),
+    "the likelihood of a chain": Case(
+        CHAIN.format(STATES),
+        {"axis": i64(1)},
+        {"x": normal(64, 64), "w": normal(64, 64), "v": normal(64, 64)},
+        "float[64,1] y",
+    ),
     "squares of what a constant makes large": Case(
         "h = MatMul(x, w) s = Mul(h, many) r = Relu(s) q = Mul(r, r) y = MatMul(q, w)",
         {"many": f32(120)},
@@ -331,6 +352,8 @@ HARMLESS = {
         v = ReduceMean<keepdims = 1>(q, axis) g = Add(v, eps) r = Sqrt(g) y = Div(d, r)""",
     "a mask of what is positive": "g = Greater(h, zero) f = Cast<to = 1>(g) y = Mul(h, f)",
     "a mask of what is small": "a = Abs(h) g = Less(a, two) f = Cast<to = 1>(g) y = Mul(h, f)",
+    "the largest few": """sizes, places = TopK<axis = 1>(h, four) f = ReduceSum<keepdims = 1>(sizes, axis)
+        y = Mul(h, f)""",
     "a difference of two products": "k = MatMul(w, x) y = Sub(h, k)",
     "a residual": "t = Tanh(h) y = Add(h, t)",
     "a gate": "g = Sigmoid(h) r = Sub(one, g) k = MatMul(w, x) a = Mul(r, k) b = Mul(g, h) y = Add(a, b)",
@@ -345,7 +368,7 @@ HARMLESS = {
 @pytest.mark.parametrize("low", [Precision.FP16, Precision.BF16])
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_a_low_precision_is_made_for_stays_free(name, low):
-    constants = {**HALF, "axis": i64(1), "zero": f32(0)}
+    constants = {**HALF, "axis": i64(1), "four": i64(4), "zero": f32(0)}
     model = Case(f"h = MatMul(x, w) {HARMLESS[name]}", constants, XW).model
     assert Reason.ACCURACY not in reasons(model, low=low).values()
     assert Reason.LONG_SUM not in reasons(model, low=low).values()
