@@ -30,6 +30,7 @@ from typing import Any
 from benchmarks.gpu_machine import LOW, Session, check_provider, count_some, facts, step_of
 from benchmarks.gpu_numbers import compare_numbers
 from benchmarks.gpu_plans import planned
+from benchmarks.gpu_rows import row_forms
 from benchmarks.gpu_steps import (
     CAPTURED,
     EVERY,
@@ -154,6 +155,7 @@ def _details(session: Session, step: Callable[..., Step]) -> Iterator[Step]:
     yield step("casts", 60, sweep_casts)
     yield step("alignment", 60, sweep_alignment)
     yield step("weight_gradients", 30, weight_gradients)
+    yield step("row_forms", 40, row_forms)
     if not session.on_cpu:
         for graph in session.graphs:
             yield step(f"trace_{graph.stem}", 20, trace_graph, graph)
@@ -208,7 +210,10 @@ def collect(session: Session, records: Records) -> dict[str, Any]:
         "numerics": by_graph("numerics_"),
         "variants": by_graph("variants_"),
         "traces": by_graph("trace_"),
-        **{name: results.get(name) for name in ("launches", "weight_gradients", "counters", "alignment")},
+        **{
+            name: results.get(name)
+            for name in ("launches", "weight_gradients", "row_forms", "counters", "alignment")
+        },
         "failures": {name: step["failure"] for name, step in found.items() if "failure" in step},
     }
 

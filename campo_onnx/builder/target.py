@@ -19,9 +19,8 @@ Target: TypeAlias = Literal["standard", "cuda", "cpu"]
 - ``"cpu"``: in ONNX Runtime, on its CPU provider.
 """
 
-_ALL_SINCE = (1, 31)
-"""The first release of ONNX Runtime with every operator that is written: GatedAdd came with 1.29,
-HyperConnectionPostMix with 1.31."""
+_ALL_SINCE = (1, 29)
+"""The first release of ONNX Runtime with every operator that is written: it brought GatedAdd."""
 
 
 @cache

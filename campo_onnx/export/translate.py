@@ -4,7 +4,7 @@ A framework's translator flattens what it traced into a :class:`TracedStep` and 
 translations; which operations there are, what they read and where they come from is all that differs.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -94,11 +94,13 @@ def translate_step(
     sizes_change: bool = False,
     optional_inputs: frozenset[str],
     unchanged: Mapping[str, str] | None = None,
+    updated: Collection[str] = (),
 ) -> onnx.ModelProto:
     """Write a traced step as a model.
 
     `unchanged` are outputs to leave out where they are what the input of this name is; where they are not,
-    the input is there, whether something reads it or not.
+    the input is there, whether something reads it or not. `updated` are outputs that are next values of
+    inputs: small ones are computed together.
     """
     g = Graph(opset=opset, sizes_change=sizes_change)
     values: dict[Ref, Value] = {
@@ -114,9 +116,10 @@ def translate_step(
     outputs = {name: values[ref] for name, ref in step.outputs.items()}
     same = unchanged or {}
     changed = {name: value for name, value in outputs.items() if value.name != same.get(name)}
-    state = [name for name in changed if name in same]
-    fed = {same[name] for name in state}  # a session feeds what a step returns, also where nothing reads it
-    return g.model(side_by_side(g, changed, state), optional_inputs=optional_inputs - fed)
+    # A session feeds what a step returns, also where nothing reads it.
+    fed = {same[name] for name in changed if name in same}
+    small = [name for name in changed if name in updated]
+    return g.model(side_by_side(g, changed, small), optional_inputs=optional_inputs - fed)
 
 
 def _translated(g: Graph, item: Operation, read: Read, table: Table, outermost: str) -> dict[int, Value]:

@@ -18,6 +18,7 @@ from campo_onnx.lowering.max_pool import max_pool
 from campo_onnx.lowering.own_operators import own_operators
 from campo_onnx.lowering.place import CONVOLUTIONS_IN_BF16, Choices, Place
 from campo_onnx.lowering.raise_opset import raise_opset
+from campo_onnx.lowering.rows_on_gpu import rows_on_gpu
 from campo_onnx.lowering.sign_masks import sign_masks
 from campo_onnx.lowering.unpooling import unpooling
 from campo_onnx.lowering.zero_padding import zero_padding
@@ -31,7 +32,7 @@ from campo_onnx.sizes.learned import learned
 Pass: TypeAlias = Callable[[Imported, Place], onnx.ModelProto]
 """Gives the model to go on with; the very model of the graph where there is nothing to change."""
 
-FORMS: tuple[Pass, ...] = (convolutions, unpooling, own_operators)
+FORMS: tuple[Pass, ...] = (convolutions, unpooling, own_operators, rows_on_gpu)
 """Choose among forms of one computation, in a portable step. Before :data:`AS_IT_RUNS`, which writes other
 nodes for some pools."""
 

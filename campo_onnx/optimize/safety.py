@@ -1,6 +1,7 @@
 """Nodes that stay FP32 whatever the lists and the costs say: the loss and the weight update."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from campo_onnx.ir.memo import remembered
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
@@ -39,6 +40,7 @@ def earlier_versions(view: GraphView) -> Mapping[str, tuple[str, ...]]:
 def _updates(view: GraphView) -> Mapping[str, tuple[frozenset[str], tuple[str, ...]]]:
     """Find the outputs that are new versions of inputs: the nodes that compute them, and the inputs."""
     regions: dict[str, tuple[frozenset[str], tuple[str, ...]]] = {}
+    joined: dict[str, _Joined] = {}
     inputs_by_shape: dict[tuple[int, ...], set[str]] = {}
     for tensor in view.inputs:
         if view.is_float32(tensor) and (shape := view.shape(tensor)) is not None:
@@ -47,31 +49,50 @@ def _updates(view: GraphView) -> Mapping[str, tuple[frozenset[str], tuple[str, .
         shape = view.shape(output)
         if shape is None or not view.is_float32(output) or shape not in inputs_by_shape:
             continue
-        region, reads = _joined_region(output, view) or _elementwise_region(output, shape, view)
+        region, reads = _joined_region(output, view, joined) or _elementwise_region(output, shape, view)
         if earlier := reads & inputs_by_shape[shape]:
             regions[output] = frozenset(region), tuple(sorted(earlier))
     return regions
 
 
-def _joined_region(output: str, view: GraphView) -> tuple[set[str], set[str]] | None:
-    """Walk back from one part of a Split through what is computed of all parts at once; None for another."""
+class _Joined(NamedTuple):
+    """What computes all parts of a Split at once."""
+
+    region: frozenset[str]
+    sources: tuple[tuple[str, ...], ...]  # of each Concat that it reads, what is joined
+
+
+def _joined_region(
+    output: str, view: GraphView, joined: dict[str, _Joined]
+) -> tuple[set[str], set[str]] | None:
+    """Walk back from one part of a Split through what is computed of all parts at once; None for another.
+
+    `joined` remembers the walk for the other parts.
+    """
     before: set[str] = set()
     tensor = _unshaped(output, view, before)
     split = view.producer.get(tensor)
-    if split is None or split.op.label != "Split" or (shape := view.shape(split.inputs[0])) is None:
+    if split is None or split.op.label != "Split" or view.shape(split.inputs[0]) is None:
         return None
-    region, reads = _elementwise_region(split.inputs[0], shape, view)
-    part, parts = split.outputs.index(tensor), len(split.outputs)
-    nodes: set[str] = set()
-    for joined in tuple(reads):
-        producer = view.producer.get(joined)
-        if producer is None or producer.op.label != "Concat" or len(producer.inputs) != parts:
+    if split.name not in joined:
+        joined[split.name] = _of_all_parts(split, view)
+    region, sources = joined[split.name]
+    part = split.outputs.index(tensor)
+    return {*region, *before}, {of_parts[part] for of_parts in sources}
+
+
+def _of_all_parts(split: OpNode, view: GraphView) -> _Joined:
+    region, reads = _elementwise_region(split.inputs[0], view.tensors[split.inputs[0]].shape, view)
+    sources = []
+    for tensor in sorted(reads):
+        producer = view.producer.get(tensor)
+        if producer is None or producer.op.label != "Concat" or len(producer.inputs) != len(split.outputs):
             continue
-        sources = [_unshaped(name, view, set()) for name in producer.inputs]
-        nodes.add(sources[part])
-        if any(name not in view.producer for name in sources):
+        of_parts = tuple(_unshaped(name, view, set()) for name in producer.inputs)
+        sources.append(of_parts)
+        if any(name not in view.producer for name in of_parts):
             region.add(producer.name)
-    return region | before | {split.name}, nodes
+    return _Joined(region=frozenset(region | {split.name}), sources=tuple(sources))
 
 
 def _unshaped(tensor: str, view: GraphView, passed: set[str]) -> str:
@@ -82,7 +103,9 @@ def _unshaped(tensor: str, view: GraphView, passed: set[str]) -> str:
     return tensor
 
 
-def _elementwise_region(output: str, shape: tuple[int, ...], view: GraphView) -> tuple[set[str], set[str]]:
+def _elementwise_region(
+    output: str, shape: tuple[int, ...] | None, view: GraphView
+) -> tuple[set[str], set[str]]:
     """Walk back from `output` through elementwise nodes of `shape` or of one element."""
     region: set[str] = set()
     reads: set[str] = set()

@@ -2,8 +2,7 @@
 
 The numbers of :func:`update_numbers` are computed in double and fed, so that the graph holds only passes over
 memory: 2 nodes for SGD, 13 for AdamW, whatever the network.
-Where ONNX Runtime has GatedAdd (``x + y * number`` in one pass), a sum of two terms is one node; on CUDA also
-where both have a factor.
+Where ONNX Runtime has GatedAdd (``x + y * number`` in one pass), a sum of two terms is one node.
 New state may be written over the old: each element is read before the node that replaces it.
 """
 
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from campo_onnx.builder.graph import Graph
-from campo_onnx.builder.scaled_sums import gated_add, may_mix, mixed
+from campo_onnx.builder.scaled_sums import gated_add
 from campo_onnx.builder.target import Target
 from campo_onnx.builder.value import Value
 from campo_onnx.export.optimizers import Optimizer
@@ -137,12 +136,10 @@ class _Flat(Arithmetic[Value]):
         return self.op("Sqrt", a)
 
     def sum(self, a: Value, of_a: Value | float | None, b: Value, of_b: Value | float) -> Value:
-        """Give the sum in one node where the target has one; factors may be numbers for each row."""
+        """Give the sum in as few passes as the target has nodes for; factors may be numbers for each row."""
         if self.target == "standard" or (isinstance(of_b, float) and of_b == 0):
             return super().sum(a, of_a, b, of_b)
         factor = self._of_rows(self._value(of_b))
-        if of_a is not None and may_mix(self._graph, a):
-            return mixed(self._graph, a, self._of_rows(self._value(of_a)), b, factor)
         return gated_add(self._graph, a if of_a is None else self.mul(a, of_a), b, factor)
 
     def _value(self, number: Value | float) -> Value:

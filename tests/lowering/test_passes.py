@@ -19,6 +19,7 @@ from campo_onnx.lowering.max_pool import max_pool
 from campo_onnx.lowering.own_operators import own_operators
 from campo_onnx.lowering.place import Place
 from campo_onnx.lowering.raise_opset import raise_opset
+from campo_onnx.lowering.rows_on_gpu import rows_on_gpu
 from campo_onnx.lowering.sign_masks import sign_masks
 from campo_onnx.lowering.zero_padding import zero_padding
 from campo_onnx.ops.key import OpKey
@@ -376,3 +377,50 @@ def test_sums_of_products_over_rows_stay_sums_on_a_gpu() -> None:
         { p = Mul (x, dy) s = ReduceSum <keepdims = 0> (p, last) }""")
     written = own_operators(imported, CUDA)
     assert [node.op_type for node in written.graph.node] == ["Mul", "ReduceSum"]
+
+
+SUMS = """step (float[{0}] x) => (float[{1}] y) <int64[1] axes = {{2}}> {{ y = ReduceSum (x, axes) }}"""
+SCALED = """step (float[1,64,{0}] x, float[64] s, float[64] t) => (float[1,64,{0}] y)
+    <float[64] mean = {{{1}}}, float[64] variance = {{{2}}}> {{
+        y = BatchNormalization <epsilon = {3}> (x, s, t, mean, variance) }}"""
+ZEROS = ", ".join(["0.0"] * 64)
+
+
+@pytest.mark.parametrize("size", ["64,128,49", "8,1024,55", "4,2048,53"])
+def test_sums_over_channels_of_images_are_means_on_a_gpu(run, size: str) -> None:
+    imported = parsed(SUMS.format(size, size.rpartition(",")[0] + ",1"))
+    written = rows_on_gpu(imported, CUDA)
+    assert [node.op_type for node in written.graph.node].count("ReduceSum") == 0
+    x = np.random.default_rng(3).standard_normal([*map(int, size.split(","))], np.float32)
+    expected, actual = (run(m, {"x": x})["y"] for m in (imported.model, written))
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("size", "place"), [("64,128,49", CPU), ("64,127,49", CUDA), ("64,128,48", CUDA)])
+def test_other_sums_stay(size: str, place: Place) -> None:
+    imported = parsed(SUMS.format(size, size.rpartition(",")[0] + ",1"))
+    assert rows_on_gpu(imported, place) is imported.model
+
+
+def test_short_rows_are_scaled_and_shifted_on_a_gpu(run) -> None:
+    imported = parsed(SCALED.format(49, ZEROS, ZEROS, 1.0))
+    written = rows_on_gpu(imported, CUDA)
+    assert {node.op_type for node in written.graph.node} == {"Reshape", "Mul", "Add"}
+    draw = np.random.default_rng(4).standard_normal
+    feeds = {"x": draw((1, 64, 49), np.float32), "s": draw(64, np.float32), "t": draw(64, np.float32)}
+    expected, actual = (run(m, feeds)["y"] for m in (imported.model, written))
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (49, ZEROS, ZEROS, 1e-5),
+        (196, ZEROS, ZEROS, 1.0),
+        (49, ZEROS[:-3] + "1.0", ZEROS, 1.0),
+        (49, ZEROS, ZEROS[:-3] + "1.0", 1.0),
+    ],
+)
+def test_other_normalizations_stay(settings) -> None:
+    imported = parsed(SCALED.format(*settings))
+    assert rows_on_gpu(imported, CUDA) is imported.model

@@ -1,6 +1,6 @@
 """One training step as a function of flat tensors: what is traced."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -129,8 +129,8 @@ class Step:
             if self.loss_scale and self.unscale:
                 set_origin(step_naming.LOSS_SCALE)
                 inverse = feeds[step_naming.LOSS_SCALE].reciprocal()
-                gradients = {n: gradient * inverse for n, gradient in gradients.items()}
-                finite = _all_finite(list(gradients.values()))
+                joins = self.optimizer is not None  # as side_by_side does with their updates
+                gradients, finite = _unscaled(gradients, inverse, joins=joins)
             return _Passes(
                 loss=loss,
                 outputs=outputs,
@@ -316,6 +316,25 @@ def _check_loss(loss: Any, *, is_trained: bool) -> None:
             why="training steps are exported in FP32 and lowered afterwards",
             remedy="Take autocast and conversions out of the module and the loss.",
         )
+
+
+def _unscaled(
+    scaled: Mapping[str, torch.Tensor], inverse: torch.Tensor, *, joins: bool
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Unscale gradients, vectors of one type together, and say whether all are finite."""
+    groups: dict[Hashable, list[str]] = {}
+    for name, gradient in scaled.items():
+        is_joined = joins and gradient.dim() == 1
+        groups.setdefault(gradient.dtype if is_joined else name, []).append(name)
+    unscaled: dict[str, torch.Tensor] = {}
+    wholes = []
+    for names in groups.values():
+        tensors = [scaled[name] for name in names]
+        whole = (tensors[0] if len(tensors) == 1 else torch.cat(tensors)) * inverse
+        parts = [whole] if len(tensors) == 1 else whole.split([len(tensor) for tensor in tensors])
+        unscaled.update(zip(names, parts, strict=True))
+        wholes.append(whole)
+    return {name: unscaled[name] for name in scaled}, _all_finite(wholes)
 
 
 def _all_finite(gradients: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -63,6 +63,7 @@ def translate(
         sizes_change=sizes_change,
         optional_inputs=frozenset(name for name in inputs if not step_naming.is_batch(name)),
         unchanged={new: name for name in buffers if (new := step_naming.next_value(name))},
+        updated=frozenset(filter(step_naming.is_next_value, outputs)),
     )
 
 

@@ -15,7 +15,7 @@ from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.lists.op_class import OpClass
 from campo_onnx.optimize.lists.patterns.findings import Finding, Findings
 
-_LINEAR = op_keys("ReduceMean ReduceSum com.microsoft:ReduceSumTraining")
+_LINEAR = op_keys("GlobalAveragePool ReduceMean ReduceSum com.microsoft:ReduceSumTraining")
 _SQUARING = having(Trait.SUM_OF_SQUARES)
 _REDUCTIONS = _SQUARING | _LINEAR
 _SCALES = having(Trait.SCALES)

@@ -1,0 +1,86 @@
+"""Sums over an image's channel, and its scaling, by the kernels of a GPU that are fast at them.
+
+Batch normalization and its gradient sum every channel of every image. ONNX Runtime's ReduceSum takes two
+to three times as long for that as cuDNN's pooling::
+
+    g (float[128, 256, 3136] x) => (float[128, 256, 1] y)
+    <int64[1] axes = {2}>
+    { y = ReduceSum (x, axes) }
+
+becomes::
+
+    {
+        images = Reshape <{128, 256, 56, 56}> (x)
+        means = GlobalAveragePool (images)
+        y = Reshape <{128, 256, 1}> (Mul (means, 3136))
+    }
+
+A normalization by a mean of 0 and a deviation of 1, which scales and shifts rows, takes three times as long
+as Mul and Add where rows are short::
+
+    { y = BatchNormalization <epsilon = 1> (x, scale, shift, zeros, zeros) }
+
+becomes Mul and Add. Microseconds on an H200, of sums and of scaled rows:
+
+    rows x length    ReduceSum, FP32  FP16  GlobalAveragePool, FP32  FP16
+    32,768 x 3,136               308   291                      141    88
+    65,536 x   784               101    88                       86    58
+    262,144 x   49                60    49                       34    28
+
+    rows x length    BatchNormalization, FP32  FP16  Mul and Add, FP32  FP16
+    131,072 x  196                         98   118                133    96
+    262,144 x   49                        174   191                 73    57
+
+(`row_forms` of `benchmarks.gpu_session`, `benchmarks/results/calibration_cuda.md`.)
+"""
+
+import math
+
+import numpy as np
+import onnx
+
+from campo_onnx.builder.compact import reshape, scaled
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.value import Node, Value
+from campo_onnx.ir.importer import Imported
+from campo_onnx.lowering.place import Place
+from campo_onnx.lowering.rebuild import rebuilt
+
+_FEWEST_ROWS = 8192
+_LENGTHS = range(49, 12545)
+"""Rows that were measured: from 7 x 7 to 112 x 112."""
+
+_SHORT = 128
+"""Elements of a row below which two passes are faster than the normalization."""
+
+
+def rows_on_gpu(imported: Imported, place: Place) -> onnx.ModelProto:
+    """Sum and scale rows by other operators, in a graph for CUDA."""
+    if place.operators != "cuda":
+        return imported.model
+    return rebuilt(imported, {"ReduceSum": _summed, "BatchNormalization": _scaled_rows}, place)
+
+
+def _summed(g: Graph, node: Node) -> Value | None:
+    x, axes = (*node.inputs, None)[:2]
+    if x is None or axes is None or axes.constant is None or axes.constant.tolist() not in ([2], [-1]):
+        return None
+    if x.rank != 3 or not x.is_float or x.shape[2] not in _LENGTHS or math.prod(x.shape[:2]) < _FEWEST_ROWS:
+        return None
+    images, channels, length = x.shape
+    height = max(n for n in range(1, math.isqrt(length) + 1) if length % n == 0)
+    means = g.op("GlobalAveragePool", reshape(g, x, (images, channels, height, length // height)))
+    return reshape(g, scaled(g, means, float(length)), node.outputs[0].shape)
+
+
+def _scaled_rows(g: Graph, node: Node) -> Value | None:
+    x, scale, shift, mean, variance = node.inputs
+    if x is None or scale is None or shift is None or x.rank != 3 or x.shape[0] != 1 or x.shape[2] > _SHORT:
+        return None
+    is_plain = all(
+        v is not None and v.constant is not None and not np.any(v.constant) for v in (mean, variance)
+    )
+    if not is_plain or node.attributes.get("epsilon") != 1.0:
+        return None
+    factors, terms = (reshape(g, v, (v.elements, 1)) for v in (scale, shift))
+    return x * factors + terms
