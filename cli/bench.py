@@ -141,7 +141,8 @@ def bench(
         check_same_interface(graphs)
         for graph in graphs:
             check_not_read(targets, graph.imported.data_files)
-        feeds = None if inputs is None else read_feeds(inputs, graphs[0].imported.view)
+        first = graphs[0].imported
+        feeds = None if inputs is None else read_feeds(inputs, first.view, first.defaults)
     for graph in graphs:
         note_form(graph.imported, here.runtime, graph.name)
     several = f"{len(graphs)} graphs" if len(graphs) > 1 else graphs[0].name

@@ -32,7 +32,7 @@ from .signature import with_options
 
 if TYPE_CHECKING:
     from campo_onnx.emulation.frontier import Frontier
-    from campo_onnx.ir.view import GraphView
+    from campo_onnx.ir.importer import Imported
     from campo_onnx.runtime.feeds import Feeds
 
 
@@ -133,7 +133,7 @@ def frontier(
             keep_fp32=graph.keep_fp32,
             lists=chosen_lists if existing(lists) else None,
         )
-        batches = _batches(exported.view, inputs)
+        batches = _batches(exported, inputs)
         results: list[Frontier] = []
         for low in (computed_in(options.target) if precision == AUTO else ()) or (options.low,):
             with_low = replace(options, low=low)
@@ -163,14 +163,14 @@ def frontier(
         print_written(report, form=printing.form)
 
 
-def _batches(view: "GraphView", inputs: list[Path]) -> "list[Feeds]":
+def _batches(imported: "Imported", inputs: list[Path]) -> "list[Feeds]":
     from campo_onnx.emulation.batches import draw_batches
     from campo_onnx.runtime.feeds import read_feeds
 
     if inputs:
-        return [read_feeds(path, view) for path in inputs]
+        return [read_feeds(path, imported.view, imported.defaults) for path in inputs]
     print_note("Errors are measured on made-up values; --inputs names a real batch.")
-    return [dict(next(draw_batches(view)).feeds)]
+    return [dict(next(draw_batches(imported.view)).feeds)]
 
 
 def _document(results: Sequence["Frontier"], model: Path) -> dict[str, Any]:

@@ -118,7 +118,7 @@ def planned(
     if data.files:
         from campo_onnx.runtime.feeds import read_feeds
 
-        batches = {path: read_feeds(path, view) for path in data.files}
+        batches = {path: read_feeds(path, view, imported.defaults) for path in data.files}
         options = replace(options, ranges={**measured_ranges(view, [*batches.values()]), **options.ranges})
     if auto_precision:
         with working(f"choosing a low precision of {of_nodes}"):

@@ -86,7 +86,8 @@ def profile(
     note_form(imported, here.runtime, model.name)
     check_not_read([output], imported.data_files)
     with working("preparing inputs"):
-        feeds = synthesize(imported.view) if inputs is None else read_feeds(inputs, imported.view)
+        view, defaults = imported.view, imported.defaults
+        feeds = synthesize(view) if inputs is None else read_feeds(inputs, view, defaults)
     with Store(store) as timings, telling_what_is_kept(timings):
         if timings.notice:
             print_note(timings.notice)

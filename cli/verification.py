@@ -112,6 +112,7 @@ def drifting(
     from campo_onnx.emulation.comparison_drift import Numerics, with_drift
     from campo_onnx.runtime.feeds import read_feeds
 
-    feeds = None if inputs is None else read_feeds(inputs, comparison.imported.view)
+    imported = comparison.imported
+    feeds = None if inputs is None else read_feeds(inputs, imported.view, imported.defaults)
     with working("emulating strategies on the CPU"):
         return with_drift(comparison, [Numerics(one) for one in numerics], feeds=feeds, dims=dims)

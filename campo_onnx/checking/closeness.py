@@ -182,6 +182,7 @@ def _drift_finding(worst: dict[str, float], limit: float, title: str) -> Finding
 def _batches(context: CheckContext) -> list[Batch]:
     view = context.fp32.view
     if context.policy.inputs:
-        return [Batch(path.name, read_feeds(path, view)) for path in context.policy.inputs]
+        defaults = context.fp32.defaults
+        return [Batch(path.name, read_feeds(path, view, defaults)) for path in context.policy.inputs]
     products = [n.name for n in view.nodes if work_of(view.signature(n.name)).kind is WorkKind.GEMM]
     return list(draw_batches(view, products, context.ranges))

@@ -76,7 +76,10 @@ def _drift(
     mixed: onnx.ModelProto, numerics: Numerics, reference: Reference, dims: Mapping[str, int] | None
 ) -> Drift:
     try:
-        emulated = emulate_dfp16(mixed, dims) if numerics is Numerics.DFP16 else emulate(mixed, dims)
+        if numerics is Numerics.DFP16:
+            emulated = emulate_dfp16(mixed, dims, folder=reference.folder)
+        else:
+            emulated = emulate(mixed, dims)
         errors = reference.drift_of(reference.run(seeded(emulated)))
     except (ModelError, UnsupportedModelError) as error:
         return Drift(error=None, output="", why=str(error))

@@ -103,7 +103,8 @@ def measure_safety(
     for step in steps:
         _refuse_unfinite(step.outputs, "the FP32 step", "is not finite on this batch")
     problem = problem or problem_of(imported, options)
-    ranges = ranges_of(steps[0].model, _reads_and_results(problem), batches, options.low, steps[0].machine)
+    watched, model, here = _reads_and_results(problem), steps[0].model, steps[0].machine
+    ranges = ranges_of(model, watched, batches, options.low, here, folder=imported.folder)
     forbidden: Forbidden = MappingProxyType(dict(_breaking(problem, ranges)))
     search = _Search(imported, options, steps, budget, problem, plan)
     forbidden, before, drift = search.within_budget(problem, forbidden)

@@ -8,6 +8,7 @@ nodes are low is what a plan for FP16 decided, what low means is exchanged.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 from campo_onnx.emulation.dfp16_products import PRODUCTS, Blocks, blocks_of
 from campo_onnx.emulation.numerics import emulate
 from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.ir.constants import whole
+from campo_onnx.ir.convert import with_conversions
 from campo_onnx.ir.proto import replace_items
 from campo_onnx.ir.shapes import infer
 from campo_onnx.ir.sort import fresh, tensor_names
@@ -58,6 +61,7 @@ def emulate_dfp16(
     dims: Mapping[str, int] | None = None,
     *,
     rounding: Rounding = Rounding.NEAREST,
+    folder: Path | None = None,
 ) -> ModelProto:
     """Turn a mixed graph into one that computes as DFP-16 hardware would where the mixed one is low.
 
@@ -69,11 +73,12 @@ def emulate_dfp16(
     The result is in FP32, to be run with graph optimizations off.
 
     `model`: a graph with FP16 or BF16 tensors; not changed. Inputs and outputs are FP32.
+    `folder`: where its external data lies.
 
     Raises UnsupportedModelError if an input or output is low, a body of If, Loop or Scan is, or a product
     cannot be cut into sums.
     """
-    emulated = emulate(model, dims)
+    emulated = emulate(with_conversions(model, folder), dims)
     for value in (*emulated.graph.input, *emulated.graph.output):
         if is_low_dtype(value.type.tensor_type.elem_type):
             raise UnsupportedModelError(
@@ -81,18 +86,20 @@ def emulate_dfp16(
                 why="nothing outside the graph uses dynamic fixed point",
                 remedy="Keep the interface in FP32, as campo-onnx does.",
             )
-    _Fixing(emulated, dims or {}, rounding).rewrite()
+    _Fixing(emulated, dims or {}, rounding, folder).rewrite()
     return emulated
 
 
 class _Fixing:
     """One run of :func:`emulate_dfp16`."""
 
-    def __init__(self, emulated: ModelProto, dims: Mapping[str, int], rounding: Rounding) -> None:
+    def __init__(
+        self, emulated: ModelProto, dims: Mapping[str, int], rounding: Rounding, folder: Path | None
+    ) -> None:
         shapes = infer(emulated, dims)
         self._graph = emulated.graph
         self._dtypes, self._shapes = shapes.dtypes, shapes.shapes
-        self._rounding = rounding
+        self._rounding, self._folder = rounding, folder
         self._taken = tensor_names(self._graph) | {node.name for node in self._graph.node}
         self._added: dict[tuple[Any, ...], str] = {}
         self._edit = self._edit_for("dfp16")
@@ -199,7 +206,7 @@ class _Fixing:
 
     def _quantize_constant(self, tensor: TensorProto) -> None:
         name = tensor.name
-        value = numpy_helper.to_array(tensor).astype(np.float32)
+        value = whole(tensor, self._folder).astype(np.float32)
         exact = fresh(f"{name}_fp32", self._taken)
         tensor.CopyFrom(numpy_helper.from_array(value, exact))
         self._quantize(exact, name) if value.size else self._edit.op("Identity", exact, output=name)

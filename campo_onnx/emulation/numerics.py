@@ -38,7 +38,7 @@ from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import is_low_dtype
 from campo_onnx.ops.registry import RANDOM
 from campo_onnx.ops.schema import schema_of
-from campo_onnx.runtime.chunked_run import run
+from campo_onnx.runtime.chunked_run import run_in_pieces
 from campo_onnx.runtime.registry import machine
 from campo_onnx.targets.target import target
 
@@ -230,8 +230,8 @@ def drift(
     same outputs.
     """
     here = machine("cpu", threads)
-    expected = run(seeded(fp32_model), feeds, here)
-    actual = run(seeded(emulate(mixed_model)), feeds, here)
+    expected = dict(run_in_pieces(seeded(fp32_model), feeds, here))
+    actual = dict(run_in_pieces(seeded(emulate(mixed_model)), feeds, here))
     return {name: relative_l2(actual[name], expected[name]) for name in expected}
 
 

@@ -6,12 +6,14 @@ A large step runs in pieces, and a tensor is looked at as soon as it is there: n
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper
 
+from campo_onnx.ir.constants import whole
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.chunked_run import run_in_pieces
 from campo_onnx.runtime.machine import Machine
@@ -48,10 +50,12 @@ def ranges_of(
     batches: Iterable[Mapping[str, NDArray[Any]]],
     precision: Precision,
     machine: Machine,
+    *,
+    folder: Path | None = None,
 ) -> dict[str, Range]:
-    """Run the FP32 step on each batch and record the ranges of `tensors`."""
+    """Run the FP32 step on each batch and record the ranges of `tensors`; external data lies in `folder`."""
     wanted = dict.fromkeys(tensors)
-    constants = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if t.name in wanted}
+    constants = {t.name: whole(t, folder) for t in model.graph.initializer if t.name in wanted}
     watched = deepcopy(model)
     del watched.graph.output[:]
     inputs = {value.name for value in model.graph.input}
@@ -71,7 +75,7 @@ def ranges_of(
             if name in wanted:
                 look_at(name, value)
         if watched.graph.output:
-            for name, value in run_in_pieces(watched, feeds, machine):
+            for name, value in run_in_pieces(watched, feeds, machine, folder=folder):
                 look_at(name, value)
     return worst
 

@@ -121,6 +121,12 @@ def chunks(tensor: TensorProto, folder: Path | None) -> Iterator[NDArray[Any]]:
         yield flat[start : start + _CHUNK_ELEMENTS]
 
 
+def whole(tensor: TensorProto, folder: Path | None) -> NDArray[Any]:
+    """Read a constant at once, wherever it lies."""
+    none = np.empty(0, onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
+    return np.concatenate([none, *chunks(tensor, folder)]).reshape(tensor.dims)
+
+
 def read_small(tensors: Iterable[TensorProto], folder: Path) -> None:
     """Bring small tensors that lie outside into the model, in place: a shape is needed to plan.
 

@@ -17,8 +17,8 @@ from onnx import TensorProto
 from campo_onnx.errors import UsageError
 from campo_onnx.files import cause, replacing_all
 from campo_onnx.ir.check import check_written
-from campo_onnx.ir.constants import chunks, data_files, is_external, locations, tensors_of
-from campo_onnx.ir.convert import SOURCE_TYPE_KEY
+from campo_onnx.ir.constants import data_files, is_external, locations, tensors_of
+from campo_onnx.ir.convert import converted_chunks
 
 _ALIGNMENT_BYTES = 4096  # external tensors start on a page, so that they can be mapped
 _INLINE_LIMIT_BYTES = 1 << 30  # protobuf ends at 2 GiB; initializers move out of the file well before
@@ -193,21 +193,10 @@ class _Digested:
 def _move_out(tensor: TensorProto, stream: _Digested, folder: Path | None) -> None:
     stream.write(b"\0" * (-stream.position % _ALIGNMENT_BYTES))
     offset = stream.position
-    target_dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
-    for chunk in chunks(_as_stored(tensor), folder):
-        stream.write(chunk.astype(target_dtype, copy=False).tobytes())
+    for chunk in converted_chunks(tensor, folder):
+        stream.write(chunk.tobytes())
     tensor.ClearField("raw_data")
     del tensor.external_data[:]
     tensor.data_location = TensorProto.EXTERNAL
     for key, value in (("offset", offset), ("length", stream.position - offset)):
         tensor.external_data.add(key=key, value=str(value))
-
-
-def _as_stored(tensor: TensorProto) -> TensorProto:
-    """Describe the bytes as they lie outside now, before conversion."""
-    source_type = {e.key: e.value for e in tensor.external_data}.get(SOURCE_TYPE_KEY)
-    if source_type is None:
-        return tensor
-    stored = deepcopy(tensor)
-    stored.data_type = int(source_type)
-    return stored

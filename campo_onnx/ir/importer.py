@@ -16,6 +16,7 @@ from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
 from onnx import TensorProto
 
 from campo_onnx.errors import CampoError, ModelError, UnsupportedModelError, UsageError
@@ -29,6 +30,7 @@ from campo_onnx.ir.constants import (
     is_external,
     read_small,
     tensors_of,
+    whole,
     write_out_sparse,
 )
 from campo_onnx.ir.domains import shorten_domains
@@ -76,6 +78,13 @@ class Imported:
                 why="its precisions are decided",
                 remedy="Give the FP32 file it was made from.",
             )
+
+    @cached_property
+    def defaults(self) -> Mapping[str, NDArray[Any]]:
+        """Values of the inputs that need not be given: those that are initializers as well."""
+        inputs = set(self.view.inputs)
+        stored = (tensor for tensor in self.model.graph.initializer if tensor.name in inputs)
+        return {tensor.name: whole(tensor, self.folder) for tensor in stored}
 
     @cached_property
     def digest(self) -> str:

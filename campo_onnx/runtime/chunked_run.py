@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto
@@ -17,6 +18,7 @@ from onnx.helper import make_tensor_value_info as _info
 
 from campo_onnx.errors import CampoError, UsageError
 from campo_onnx.files import temporary_folder
+from campo_onnx.ir.constants import whole
 from campo_onnx.ir.shapes import TensorTypes, infer
 from campo_onnx.ir.sort import outer_reads
 from campo_onnx.ops.signature import itemsize_bytes
@@ -58,15 +60,25 @@ def run_in_pieces(
 ) -> Outputs:
     """Run a graph once, node by node as it is written, and yield each output as soon as it is there.
 
+    Of a sequence each element is yielded, as ``name[0]`` and so on; of an empty optional value, nothing.
     A graph that fits into one piece, or whose tensors have no known sizes, runs as :func:`run` runs it. On a
     GPU it is one piece. UsageError says that there is no room for it, in memory or on disk.
     """
     pieces = [] if machine.is_gpu else _pieces(model, feeds, limits)
     if len(pieces) < 2:
-        yield from run(model, feeds, machine, folder=folder).items()
+        for name, value in run(model, feeds, machine, folder=folder).items():
+            yield from _arrays(name, value)
         return
     with temporary_folder() as scratch:
         yield from _Run(model, feeds, machine, folder, Waiting(limits.held_bytes, scratch)).outputs(pieces)
+
+
+def _arrays(name: str, value: Any) -> Outputs:
+    if isinstance(value, list):
+        for position, element in enumerate(value):
+            yield from _arrays(f"{name}[{position}]", element)
+    elif value is not None:
+        yield name, np.asarray(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,8 +242,8 @@ class _Run:
     def _given(self, names: list[str]) -> Outputs:
         """Outputs that no node makes."""
         for name in names:
-            stored = self._stored.get(name)
-            yield name, self._feeds[name] if stored is None else onnx.numpy_helper.to_array(stored)
+            is_fed = name in self._feeds
+            yield name, self._feeds[name] if is_fed else whole(self._stored[name], self._folder)
 
     def _run(self, piece: _Piece) -> dict[str, NDArray[Any]]:
         model = ModelProto(ir_version=self._model.ir_version, opset_import=self._model.opset_import)

@@ -7,7 +7,7 @@ it take another path. So what each input is read for is traced through the graph
 import math
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,11 +108,11 @@ def _between(
     return np.asarray(drawn if held is not None else np.rint(drawn)).astype(like.dtype)
 
 
-def read_feeds(path: Path, view: GraphView) -> Feeds:
+def read_feeds(path: Path, view: GraphView, defaults: Mapping[str, NDArray[Any]] | None = None) -> Feeds:
     """Read inputs from an .npz file, one array per input.
 
-    Inputs the file does not name are an error, and so are arrays no input is called after. UsageError says
-    that the file cannot be read, or lists names, shapes and types that do not fit.
+    Inputs that neither the file names nor `defaults` are an error, and so are arrays no input is called
+    after. UsageError says that the file cannot be read, or lists names, shapes and types that do not fit.
     """
     refuse_special(path)
     try:
@@ -120,8 +120,10 @@ def read_feeds(path: Path, view: GraphView) -> Feeds:
         with path.open("rb") as file, ZipFile(file) as archive:
             members = _members(archive)
             # What an array claims to be is held against the graph before any memory is taken for it.
-            problems = _problems({name: _header(archive, members[name]) for name in members}, view)
-            arrays = {} if problems else {name: _array(archive, members[name]) for name in members}
+            headers = {name: _header(archive, members[name]) for name in members}
+            arrays = dict(defaults or {})
+            problems = _problems(headers, view, optional=arrays)
+            arrays |= {} if problems else {name: _array(archive, members[name]) for name in members}
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist", remedy="Check the path of --inputs.") from None
     except _UNREADABLE as error:
@@ -171,8 +173,9 @@ def _array(archive: ZipFile, stored: str) -> NDArray[Any]:
     return array
 
 
-def _problems(headers: Mapping[str, _Header], view: GraphView) -> list[str]:
-    problems = [f"input {name!r} is missing" for name in view.inputs if name not in headers]
+def _problems(headers: Mapping[str, _Header], view: GraphView, *, optional: Container[str]) -> list[str]:
+    missing = [name for name in view.inputs if name not in headers and name not in optional]
+    problems = [f"input {name!r} is missing" for name in missing]
     problems += [f"the graph has no input {name!r}" for name in headers if name not in view.inputs]
     for name in view.inputs:
         if name in headers:

@@ -101,6 +101,9 @@ def load(
     settings: LoadSettings = LOAD_SETTINGS,
 ) -> Program:
     """Load a graph on a machine, by the machine's runtime; see :meth:`Runtime.load`."""
+    from campo_onnx.ir.convert import with_conversions
+
+    model = with_conversions(model, folder)
     runtime = runtime_called(machine.runtime)
     return runtime.load(model, machine.provider, threads=machine.threads, folder=folder, settings=settings)
 

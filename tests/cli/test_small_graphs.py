@@ -1,5 +1,7 @@
 """Graphs with nothing to decide, and inputs that are not numbers: an answer, not an error."""
 
+import re
+
 import numpy as np
 import onnx
 import onnx.parser
@@ -44,3 +46,28 @@ def test_safety_on_data_where_nothing_may_go_low(program, model_file, tmp_path):
     np.savez(tmp_path / "batch.npz", x=np.ones((4, 4), np.int64))
     words = ["--device", "v100", "--safety", "data", "--inputs", tmp_path / "batch.npz"]
     assert program("optimize", model_file(INTEGERS), "-o", tmp_path / "mixed.onnx", *words) == 0
+
+
+OUTSIDE = "(float[4,64] x) => (float[4,64] y) { h = MatMul(x, w) q = Relu(h) y = MatMul(q, w) }"
+LOW = ("--device", "v100", "--strategy", "nvidia-amp")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("optimize", "--safety", "data", "--inputs", "batch.npz", *LOW),
+        ("optimize", "--rules", "--inputs", "batch.npz", *LOW),
+        ("compare", "--drift", "planned", "--drift", "dfp16", "--device", "v100"),
+    ],
+    ids=lambda words: " ".join(words[:3]),
+)
+def test_weights_that_become_low_may_lie_outside_the_model(program, model_file, tmp_path, words, capsys):
+    path = model_file(OUTSIDE)
+    model, weight = onnx.load(path), np.eye(64, dtype=np.float32) / 3
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    onnx.save(model, path, save_as_external_data=True, size_threshold=0, location="w.bin")
+    np.savez(tmp_path / "batch.npz", x=np.ones((4, 64), np.float32))
+    assert program(words[0], path, *words[1:], "--json") == 0
+    document = capsys.readouterr().out
+    assert re.search(r'"low_nodes": [1-9]|"low_outputs": \[0\]', document)
+    assert '"error": null' not in document

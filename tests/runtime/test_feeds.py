@@ -14,6 +14,7 @@ from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.view import GraphView, OpNode, TensorInfo, TensorKind
 from campo_onnx.ops.key import OpKey
 from campo_onnx.runtime.feeds import index_bound, read_feeds, synthesize
+from tests.conftest import parse_model
 
 DATA = Path(__file__).parent.parent / "data"
 F, INT, B = int(TensorProto.FLOAT), int(TensorProto.INT64), int(TensorProto.BOOL)
@@ -178,6 +179,17 @@ def test_reads_given_inputs(tmp_path: Path) -> None:
     feeds = read_feeds(tmp_path / "data.npz", VIEW)
     assert np.array_equal(feeds["x"], x)
     assert np.array_equal(feeds["ids"], ids)
+
+
+def test_what_has_a_default_may_be_left_out(tmp_path: Path) -> None:
+    imported = import_model(
+        parse_model("g (float[2] x, float[2] w) => (float[2] y) <float[2] w = {3, 4}> { y = Mul(x, w) }")
+    )
+    np.savez(tmp_path / "data.npz", x=np.ones(2, np.float32))
+    assert read_feeds(tmp_path / "data.npz", imported.view, imported.defaults)["w"].tolist() == [3, 4]
+    np.savez(tmp_path / "data.npz", w=np.ones(2, np.float32))
+    with pytest.raises(UsageError, match="'x' is missing"):
+        read_feeds(tmp_path / "data.npz", imported.view, imported.defaults)
 
 
 def test_every_misfit_is_listed(tmp_path: Path) -> None:
