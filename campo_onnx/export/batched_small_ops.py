@@ -16,6 +16,9 @@ from campo_onnx.builder.value import Value
 
 _JOINED = frozenset({"Add", "Div", "Mul", "Sqrt", "Sub", "Where"})
 _DEEPEST = 12  # operators above each other in an update; what is below is the network's own
+MOST = 32
+"""Tensors that are joined: while a CUDA graph is captured, ONNX Runtime's Concat takes no more."""
+
 _FEWEST = 3  # joining and splitting takes as many launches as this saves at least
 
 
@@ -59,14 +62,16 @@ def side_by_side(g: Graph, outputs: Mapping[str, Value], names: Sequence[str]) -
             group.trees.append(tree)
     results = dict(outputs)
     for group in groups.values():
-        sizes = [outputs[name].elements for name in group.names]
-        if len(sizes) < _FEWEST:
-            continue
-        with g.within("side_by_side"):
-            joined = _joined(g, group.trees, sizes)
-            parts = g.ops("Split", joined, g.integers(sizes), outputs=len(sizes), axis=0)
-            for name, part in zip(group.names, parts, strict=True):
-                results[name] = reshape(g, part, outputs[name].shape)
+        for first in range(0, len(group.names), MOST):
+            names, trees = group.names[first : first + MOST], group.trees[first : first + MOST]
+            sizes = [outputs[name].elements for name in names]
+            if len(sizes) < _FEWEST:
+                continue
+            with g.within("side_by_side"):
+                joined = _joined(g, trees, sizes)
+                parts = g.ops("Split", joined, g.integers(sizes), outputs=len(sizes), axis=0)
+                for name, part in zip(names, parts, strict=True):
+                    results[name] = reshape(g, part, outputs[name].shape)
     return results
 
 

@@ -115,6 +115,29 @@ def test_a_network_trains_like_torch_over_ten_steps(optimizer: str) -> None:
         assert deviation(out[f"buf_out.{name}"], buffer.numpy()) < 1e-3
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "adam_decayed", "adamw"])
+def test_vectors_are_updated_together_at_most_32_at_a_time(optimizer: str) -> None:
+    # While a CUDA graph is captured, ONNX Runtime joins no more; and the sizes differ.
+    setting, reference = OPTIMIZERS[optimizer]
+    module = nn.Module()
+    module.terms = nn.ParameterList([torch.randn(1 + i % 5) for i in range(40)])
+    module.forward = lambda x: sum((p.square() * x).sum() for p in module.terms)
+    x = torch.randn(1)
+    model = export_training_step(module, lambda loss: loss, x, optimizer=setting)
+    cuts = [len(node.output) for node in model.graph.node if node.op_type == "Split"]
+    assert max(cuts) == 32
+    assert sum(node.op_type == "Where" for node in model.graph.node) <= 3 * 2 + 1  # of the count of updates
+    feeds = feeds_of(model, module, [x], lr=np.float32(0.05), loss_scale=np.float32(8))
+    torch_optimizer = reference(list(module.parameters()))
+    for _ in range(3):
+        feeds = advanced(feeds, run(model, feeds))
+        torch_optimizer.zero_grad()
+        module(x).backward()
+        torch_optimizer.step()
+    for name, parameter in module.named_parameters():
+        assert deviation(feeds[f"param.{name}"], parameter.detach().numpy()) < 1e-5
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw"])
 @pytest.mark.parametrize("scale", [math.inf, math.nan])
 def test_an_overflow_leaves_everything_as_it_was(optimizer: str, scale: float) -> None:

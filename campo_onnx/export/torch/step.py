@@ -1,5 +1,6 @@
 """One training step as a function of flat tensors: what is traced."""
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten_with_path
 
 from campo_onnx.errors import UnsupportedModelError, UsageError
+from campo_onnx.export.batched_small_ops import MOST
 from campo_onnx.export.optimizers import Optimizer, counts_updates
 from campo_onnx.export.torch.arguments import Arguments, Tensors
 from campo_onnx.export.torch.assumed import Numbers
@@ -323,9 +325,13 @@ def _unscaled(
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """Unscale gradients, vectors of one type together, and say whether all are finite."""
     groups: dict[Hashable, list[str]] = {}
+    vectors: Counter[torch.dtype] = Counter()
     for name, gradient in scaled.items():
-        is_joined = joins and gradient.dim() == 1
-        groups.setdefault(gradient.dtype if is_joined else name, []).append(name)
+        key: Hashable = name
+        if joins and gradient.dim() == 1:
+            key = gradient.dtype, vectors[gradient.dtype] // MOST
+            vectors[gradient.dtype] += 1
+        groups.setdefault(key, []).append(name)
     unscaled: dict[str, torch.Tensor] = {}
     wholes = []
     for names in groups.values():
