@@ -45,6 +45,7 @@ READS = {
     "equal": lambda out, lengths: out if torch.equal(lengths, lengths.sort().values) else out.sin(),
     "in torch": lambda out, lengths: functional.interpolate(out.transpose(1, 2), size=(lengths.max(),)).sin(),
     "repeats": lambda out, lengths: out[0].repeat_interleave(lengths.repeat(2)[:3], 1).sin(),
+    "counts": lambda out, lengths: out[..., 0] * torch.bincount(lengths),
     "distinct": distinct,
     "written": written,
     "joined": lambda out, lengths: out[:, : lengths[0]] * torch.tensor([0, lengths[0] + 1])[1],
@@ -110,6 +111,18 @@ def test_without_values_there_is_nothing_to_assume() -> None:
         module = Reads("flag")
     with pytest.raises(UsageError, match=r"'param\.layer\.weight' has no values"):
         export_training_step(module, loss, (torch.randn(2, 5, 4), EXAMPLE), assume="batch")
+
+
+def test_a_size_that_has_no_answer_is_refused_with_another_remedy() -> None:
+    module = torch.nn.Linear(4, 3)
+    with pytest.raises(UnsupportedModelError, match=r"unique_dim.*assume='batch' has no answer.*as an input"):
+        export_training_step(
+            module,
+            lambda out, y: (out * torch.unique(y, dim=0).shape[0]).sum(),
+            torch.randn(5, 4),
+            torch.arange(10).reshape(5, 2),
+            assume="batch",
+        )
 
 
 def test_what_goes_to_numpy_is_told_where_it_can_run() -> None:

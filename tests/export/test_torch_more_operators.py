@@ -25,6 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.export.torch import export_training_step
 
+SCALES, ZEROS = torch.tensor([0.05, 0.1, 0.3]), torch.tensor([-5, 0, 9], dtype=torch.int32)
 PLACES = torch.tensor([[0, 2, 1], [1, 1, 1], [2, 0, 0], [0, 0, 1]])
 GRID = torch.rand(2, 3, 4, 2, generator=torch.Generator().manual_seed(0)) * 2.4 - 1.2
 
@@ -82,6 +83,9 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "argmin": (lambda x: x * x.argmin(1, keepdim=True) + x.argmin(), (4, 5)),
     "avg_pool_3d": (lambda x: F.avg_pool3d(x, (3, 2, 1), 2, (1, 0, 0)), (2, 3, 6, 5, 4)),
     "avg_pool_3d_ceil": (lambda x: F.avg_pool3d(x, 3, 2, ceil_mode=True), (2, 2, 6, 6, 4)),
+    "bincount": (
+        lambda x: x * (PLACES[0].bincount(None, 5) + PLACES[1].bincount(x.detach()[0, :3], 5)), (4, 5)
+    ),
     "cdist": (lambda x: torch.cdist(x[:, :3], x[:, 3:] * 2), (2, 8, 4)),
     "cdist_of_itself": (lambda x: torch.cdist(x, x), (5, 4)),
     "cdist_1": (lambda x: torch.cdist(x[:3], x[3:], p=1.0), (8, 4)),
@@ -90,6 +94,18 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "eye_of_300": (lambda x: (x @ x.mT - 9 * torch.eye(300)).log_softmax(-1), (300, 4)),
     "eye_as_mask": (lambda x: (x @ x.mT).masked_fill(torch.eye(257, dtype=torch.bool), -9.0), (257, 4)),
     "eye_of_a_rectangle": (lambda x: x * torch.eye(256, 300, dtype=torch.int32), (256, 300)),
+    "fake_quantize": (lambda x: torch.fake_quantize_per_tensor_affine(x, 0.05, 3, -20, 30), (4, 9)),
+    "fake_quantize_by_tensors": (
+        lambda x: torch.fake_quantize_per_tensor_affine(x, SCALES[:1], ZEROS[:1], -20, 30)
+        + torch._fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
+            x, SCALES[1:2], ZEROS[:1], torch.tensor([0]), -20, 30
+        )[0],
+        (4, 9),
+    ),
+    "fake_quantize_channels": (
+        lambda x: torch.fake_quantize_per_channel_affine(x, SCALES, ZEROS, 1, -20, 30)
+        * torch.fake_quantize_per_channel_affine(x, SCALES, ZEROS + 0.3, 1, -20, 30), (6, 3, 2)
+    ),
     "gather_fewer": (lambda x: x.gather(1, PLACES[:2]) ** 2, (3, 5)),
     "grid_sample": (sampled(align_corners=False), (2, 3, 5, 6)),
     "grid_sample_corners": (sampled(align_corners=True), (2, 3, 5, 6)),

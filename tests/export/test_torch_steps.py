@@ -274,7 +274,7 @@ class Decides(nn.Module):
         (nn.Linear(2, 2), lambda y: y, {}, UsageError, r"not a scalar but a tensor of shape \(3, 2\)"),
         (nn.Linear(2, 2), lambda y: 1.0, {}, UsageError, "not a scalar but float"),
         (nn.Linear(2, 2), lambda y: y.detach().sum(), {}, UsageError, "does not depend"),
-        (Function(torch.linalg.det, 2, 2), lambda y: y.sum(), {}, UnsupportedModelError, "_linalg_det"),
+        (Function(torch.linalg.svdvals, 2, 2), lambda y: y.sum(), {}, UnsupportedModelError, "_linalg_svd"),
         (Function(torch.nonzero, 2, 2), lambda y: y.sum(), {}, UnsupportedModelError, "nonzero"),
         (nn.Linear(2, 2).half(), weighted_sum, {}, UnsupportedModelError, "'weight' is torch.float16"),
         (nn.Linear(2, 2), weighted_sum, {"optimizer": "lion"}, UsageError, "adamw"),

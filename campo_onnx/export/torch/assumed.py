@@ -14,6 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.export.torch.decompositions import bincount
 from campo_onnx.export.torch.origin import current_origin
 
 aten = torch.ops.aten
@@ -88,6 +89,11 @@ class Numbers(TorchDispatchMode):
         is_value = x.unsqueeze(-1) == values
         return values, (is_value * torch.arange(len(values))).sum(-1), is_value.flatten(0, -2).sum(0)
 
+    def _counts(
+        self, x: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
+    ) -> torch.Tensor:
+        return bincount(x, weights, self._counted((x.max() + 1).clamp_min(minlength)))
+
     def _repeated(self, repeats: torch.Tensor, output_size: int | None = None) -> torch.Tensor:
         ends = repeats.cumsum(0)
         count = self._counted(repeats.sum()) if output_size is None else output_size
@@ -135,6 +141,7 @@ _INDEXED = frozenset(
 )  # fmt: skip
 _ANSWERS: Mapping[Any, Callable[..., Any]] = {
     aten._local_scalar_dense.default: Numbers._number,
+    aten.bincount.default: Numbers._counts,
     aten.equal.default: Numbers._equal,
     aten.masked_select.default: Numbers._rows,
     aten.nonzero.default: Numbers._indices,

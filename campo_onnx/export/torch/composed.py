@@ -229,6 +229,43 @@ def _trilinear(
     return (x * y * z).sum(list(summed)) if summed else x * y * z
 
 
+def _quantized(
+    x: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor, low: int, high: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round to multiples of the scale within a range; the second result is where the gradient passes."""
+    place = x * scale.reciprocal()
+    is_whole = not zero_point.is_floating_point()
+    place = place.round() + zero_point if is_whole else (place + zero_point).round()
+    return (place.clamp(low, high) - zero_point) * scale, (place >= low) & (place <= high)
+
+
+def _quantized_per_tensor(
+    x: torch.Tensor, scale: float, zero_point: int, low: int, high: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _quantized(x, torch.full((), scale, dtype=x.dtype), torch.full((), zero_point), low, high)
+
+
+def _quantized_if_enabled(
+    x: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor,
+    is_enabled: torch.Tensor,
+    low: int,
+    high: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    rounded, passes = _quantized(x, scale.reshape(()), zero_point.reshape(()), low, high)
+    is_on = is_enabled.reshape(()) != 0
+    return torch.where(is_on, rounded, x), passes | ~is_on
+
+
+def _quantized_per_channel(
+    x: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor, axis: int, low: int, high: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = [1] * x.dim()
+    shape[axis] = -1
+    return _quantized(x, scale.reshape(shape), zero_point.reshape(shape), low, high)
+
+
 OPERATIONS: Mapping[Any, Callable[..., Any]] = {
     aten._is_all_true.default: torch.all,
     aten._is_any_true.default: torch.any,
@@ -249,6 +286,9 @@ OPERATIONS: Mapping[Any, Callable[..., Any]] = {
     aten.digamma.default: _digamma,
     aten.dist.default: _dist,
     aten.eye.default: _square_eye,
+    aten.fake_quantize_per_channel_affine_cachemask.default: _quantized_per_channel,
+    aten.fake_quantize_per_tensor_affine_cachemask.default: _quantized_per_tensor,
+    aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: _quantized_if_enabled,
     aten.exp2.default: partial(torch.pow, 2.0),
     aten.eye.m: _eye,
     aten.hypot.default: _hypot,

@@ -220,6 +220,15 @@ def _histc(input: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0)
     return ((place.unsqueeze(1) == torch.arange(bins)) & inside.unsqueeze(1)).sum(0).to(input.dtype)
 
 
+def bincount(input: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
+    """Count whole numbers below `minlength`: more of them would be a size that depends on data."""
+    if minlength == 0:
+        return aten.bincount(input, weights, minlength)
+    counted = torch.ones_like(input, dtype=torch.int64) if weights is None else weights
+    wide = counted if counted.dtype in (torch.int64, torch.float32) else counted.double()
+    return torch.zeros(minlength, dtype=wide.dtype).scatter_add(0, input.long(), wide)
+
+
 def _grouped_mm(
     mat_a: torch.Tensor,
     mat_b: torch.Tensor,
@@ -273,6 +282,8 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
     F.grid_sample: _grid_sample,
     torch._VF._pack_padded_sequence: pack,
     F.gaussian_nll_loss: _gaussian_nll_loss,
+    torch.bincount: bincount,
+    torch.Tensor.bincount: bincount,
     torch.cdist: _cdist,
     torch.pdist: _pdist,
     F.multilabel_margin_loss: _multilabel_margin,

@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.export.torch import small_matrices
 from campo_onnx.export.torch.alignments import ctc_loss, multinomial
 from campo_onnx.export.torch.decisions import Decisions, passing
 from campo_onnx.export.torch.decompositions import FUNCTIONS
@@ -46,6 +47,7 @@ def _tensor(data: Any, **settings: Any) -> torch.Tensor:
 
 _REWRITTEN: Mapping[Any, Callable[..., Any]] = {
     **FUNCTIONS,
+    **small_matrices.FUNCTIONS,
     F.ctc_loss: ctc_loss,
     torch.tensor: _tensor,
     torch.multinomial: multinomial,

@@ -39,6 +39,7 @@ aten = torch.ops.aten
 _UNTRACEABLE = (UnsupportedFakeTensorException, UnsupportedOperatorException)
 
 _DECIDING = "Export with assume='batch' if all batches give the same, else choose with torch.where."
+_BEFORE = "assume='batch' has no answer for it: do that before the step, and give the result as an input."
 _SELECTING = (
     "Export with assume='batch' if all batches select as many elements; else keep all of them: leave labels "
     "out by ignore_index, or multiply what each adds to the loss by the mask and divide by mask.sum()."
@@ -82,7 +83,7 @@ def trace(
         return run_on()
 
     def traced_once() -> torch.fx.GraphModule:
-        with fx_traceback.preserve_node_meta(), mode, _one_message():
+        with fx_traceback.preserve_node_meta(), mode, _one_message(is_assumed=step.recorded is not None):
             traced: torch.fx.GraphModule = make_fx(flat_step)(*fakes.values())
         for node in traced.graph.nodes:
             if node.target is aten._local_scalar_dense.default and not node.users:
@@ -90,7 +91,7 @@ def trace(
         traced.recompile()
         return traced
 
-    with _plainly(), _one_message():
+    with _plainly(), _one_message(is_assumed=step.recorded is not None):
         guard, dice = Snapshot(step.module), Dice(step.module, step.loss)
         try:
             thrown = dice.thrown()
@@ -176,8 +177,11 @@ def _unseeded() -> Iterator[None]:
 
 
 @contextmanager
-def _one_message() -> Iterator[None]:
-    """Turn whatever goes wrong while a step is traced into one message that says where."""
+def _one_message(*, is_assumed: bool) -> Iterator[None]:
+    """Turn whatever goes wrong while a step is traced into one message that says where.
+
+    `is_assumed` says whether numbers that the step reads from its batch are taken to be those of the example.
+    """
     try:
         yield
     except CampoError:
@@ -186,7 +190,11 @@ def _one_message() -> Iterator[None]:
         raise UnsupportedModelError(
             f"{_where(error)} looks at the data to decide what to do",
             why=f"{_operation(error)} needs the values of a tensor, and a graph is written without data",
-            remedy=_SELECTING if isinstance(error, DynamicOutputShapeException) else _DECIDING,
+            remedy=_BEFORE
+            if is_assumed
+            else _SELECTING
+            if isinstance(error, DynamicOutputShapeException)
+            else _DECIDING,
         ) from None
     except CheckpointError:
         raise UnsupportedModelError(
