@@ -13,7 +13,13 @@ from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from campo_onnx.builder.cuda_fusions import bias_dropouts, sums
 from campo_onnx.builder.endings import ending_in_computation
-from campo_onnx.builder.peepholes import merged_pairs, pads_of_their_own, splits, without_unread
+from campo_onnx.builder.peepholes import (
+    PAD_NAMES_AXES,
+    merged_pairs,
+    pads_of_their_own,
+    splits,
+    without_unread,
+)
 from campo_onnx.builder.target import Target, may_use
 from campo_onnx.builder.value import Node, Value
 from campo_onnx.ops.facts import output_types
@@ -247,7 +253,8 @@ class Graph:
         if self.target == "cuda":
             needed = sums(bias_dropouts(needed, outside, self.constant), outside)
         needed = without_unread(splits(needed, self.integers), outside)
-        needed = pads_of_their_own(needed, self.integers)
+        if self.opset >= PAD_NAMES_AXES:
+            needed = pads_of_their_own(needed, self.integers)
         read = {v.name: v for needed_node in needed for v in needed_node.inputs if v is not None}
         graph = onnx.GraphProto(name="training_step")
         for needed_node in needed:

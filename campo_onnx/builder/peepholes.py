@@ -47,6 +47,10 @@ def without_unread(nodes: Sequence[Node], outputs: frozenset[str]) -> list[Node]
     return fewer
 
 
+PAD_NAMES_AXES = 18
+"""The first opset in which Pad has the input axes."""
+
+
 def pads_of_their_own(nodes: Sequence[Node], constant: Callable[[Sequence[int]], Value]) -> list[Node]:
     """Keep ONNX Runtime from fusing zeros around an image with the pool that reads them.
 

@@ -39,8 +39,8 @@ def mean_of_twice_padded(g: Graph, x: Value) -> Value:
     return g.op("AveragePool", padded(g, x, 1), **pool)
 
 
-def written(build: Callable[[Graph, Value], Value]) -> onnx.ModelProto:
-    g = Graph(opset=20)
+def written(build: Callable[[Graph, Value], Value], opset: int = 20) -> onnx.ModelProto:
+    g = Graph(opset=opset)
     model = g.model({"y": build(g, g.input("x", TensorProto.FLOAT, X.shape))}, optional_inputs=frozenset())
     onnx.checker.check_model(model, full_check=True)
     return model
@@ -66,3 +66,9 @@ def test_the_optimizer_changes_nothing(build: Callable[[Graph, Value], Value]) -
 def test_pads_that_fuse_rightly_are_left_to_the_optimizer() -> None:
     model = written(lambda g, x: g.op("AveragePool", padded(g, x, 1), kernel_shape=[2, 2]))
     assert [len(node.input) for node in model.graph.node if node.op_type == "Pad"] == [3]
+
+
+def test_axes_are_named_in_opsets_that_have_them() -> None:
+    """A graph of another exporter keeps its opset."""
+    (older, *_), (newer, *_) = (written(larger, opset).graph.node for opset in (17, 18))
+    assert (len(older.input), len(newer.input)) == (3, 4)

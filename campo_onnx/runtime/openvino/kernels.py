@@ -5,6 +5,7 @@ kernels. The plugin types any version of an operator in BF16; ONNX's schemas say
 """
 
 import csv
+import math
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.resources import files
@@ -136,6 +137,22 @@ def _pools_otherwise(signature: Signature) -> bool:
     return tuple(windows) != tuple(pooled[2:])
 
 
+def _pads_otherwise(signature: Signature) -> bool:
+    """Whether axes are given, which are not read, and are not all axes in order."""
+    axes, data = signature.constants.get(3), signature.input(0).shape
+    if signature.input(3).dtype == 0:
+        return False
+    return axes is None or data is None or axes.tolist() != list(range(len(data)))
+
+
+def _normalizes_otherwise(signature: Signature) -> bool:
+    """Whether several axes are one, as in all opsets before 13: those from the attribute's on."""
+    data = signature.input(0).shape
+    if signature.opset >= 13 or data == ():
+        return False
+    return data is None or math.prod(data[signature.attribute("axis", 1) % len(data) + 1 :]) != 1
+
+
 def _resizes_otherwise(signature: Signature) -> bool:
     policy = str(signature.attribute("keep_aspect_ratio_policy", "stretch"))
     return bool(signature.attribute("antialias", 0)) or "stretch" not in policy
@@ -167,7 +184,7 @@ _RULES: Mapping[str, Callable[[Signature], bool]] = MappingProxyType(
         "LRN": lambda signature: not float(signature.attribute("bias", 1.0)).is_integer(),
         "LSTM": _gates_otherwise,
         "MaxPool": _pools_otherwise,
-        "Pad": lambda signature: signature.input(3).dtype != 0,  # axes are not read
+        "Pad": _pads_otherwise,
         "PRelu": lambda signature: True,  # a slope as long as the channels is one slope a channel
         "QuantizeLinear": lambda signature: True,  # a Clip behind the pair is rounded as well
         "ReduceL1": _reduces_otherwise,
@@ -175,5 +192,6 @@ _RULES: Mapping[str, Callable[[Signature], bool]] = MappingProxyType(
         "ReduceLogSum": _reduces_otherwise,
         "ReduceLogSumExp": _reduces_otherwise,
         "Resize": _resizes_otherwise,
+        "Softmax": _normalizes_otherwise,
     }
 )

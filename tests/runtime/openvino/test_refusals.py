@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from campo_onnx.runtime.openvino.installed import openvino_problem
@@ -47,6 +48,33 @@ def test_forms_that_are_computed_otherwise_are_refused(node):
     """
     with pytest.raises(UnsupportedModelError, match="OpenVINO computes 1 node otherwise than ONNX"):
         load(graph)
+
+
+SOFTMAX = "agraph (float[2,3,4,1] x) => (float[2,3,4,1] y) { y = Softmax AXIS (x) }"
+
+
+@pytest.mark.parametrize("axis", ["", "<axis = 0>", "<axis = -3>"])
+def test_a_softmax_over_several_axes_is_refused(axis):
+    with pytest.raises(UnsupportedModelError, match=r"otherwise than ONNX: .*Softmax"):
+        RUNTIME.load(parse_model(SOFTMAX.replace("AXIS", axis), 11), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("graph", "opset"),
+    [
+        (SOFTMAX.replace("AXIS", "<axis = 2>"), 11),
+        (SOFTMAX.replace("AXIS", "<axis = 1>"), 13),
+        (
+            "agraph (float[2,3,4,1] x) => (float[2,3,5,1] y) <int64[8] sides = {0,0,1,0,0,0,0,0},"
+            " int64[4] axes = {0,1,2,3}> { y = Pad (x, sides, , axes) }",
+            18,
+        ),
+    ],
+)
+def test_forms_that_mean_the_same_are_computed(run, graph, opset):
+    model = parse_model(graph, opset)
+    feeds = {"x": np.random.default_rng(0).normal(size=(2, 3, 4, 1)).astype(np.float32)}
+    np.testing.assert_allclose(RUNTIME.load(model, "cpu").run(feeds)["y"], run(model, feeds)["y"], rtol=1e-5)
 
 
 def test_peepholes_are_refused():
