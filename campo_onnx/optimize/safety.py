@@ -56,7 +56,7 @@ def _updates(view: GraphView) -> Mapping[str, tuple[frozenset[str], tuple[str, .
 
 
 class _Joined(NamedTuple):
-    """What computes all parts of a Split at once."""
+    """Nodes that compute all parts of a Split at once."""
 
     region: frozenset[str]
     sources: tuple[tuple[str, ...], ...]  # of each Concat that it reads, what is joined
