@@ -6,7 +6,6 @@ torch = pytest.importorskip("torch", reason="torch is not installed (make test-f
 
 import loops
 
-
 CANCELS = 910029  # in either program, and in one weight that has small elements
 
 
