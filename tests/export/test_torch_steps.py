@@ -127,7 +127,7 @@ def test_vectors_are_updated_together_at_most_32_at_a_time(optimizer: str) -> No
     cuts = [len(node.output) for node in model.graph.node if node.op_type == "Split"]
     assert max(cuts) == 32
     assert sum(node.op_type == "Where" for node in model.graph.node) <= 3 * 2 + 1  # of the count of updates
-    feeds = feeds_of(model, module, [x], lr=np.float32(0.05), loss_scale=np.float32(8))
+    feeds = feeds_of(model, module, [x], lr=np.float32(0.05), loss_scale=np.float32(8), step=np.int64(0))
     torch_optimizer = reference(list(module.parameters()))
     for _ in range(3):
         feeds = advanced(feeds, run(model, feeds))
