@@ -17,7 +17,7 @@ from typing import Any
 import onnx
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
-from onnx import TensorProto
+from onnx import TensorProto, TensorShapeProto
 
 from campo_onnx.errors import CampoError, ModelError, UnsupportedModelError, UsageError
 from campo_onnx.files import reading
@@ -38,6 +38,7 @@ from campo_onnx.ir.inline import inline_functions
 from campo_onnx.ir.limits import MODEL_LIMIT_BYTES, refuse_beyond_limits, refuse_malformed
 from campo_onnx.ir.opsets import at_readable_opset, version_of
 from campo_onnx.ir.origin import Origin, origin_of
+from campo_onnx.ir.proto import replace_items
 from campo_onnx.ir.size_ranges import with_examples
 from campo_onnx.ir.sort import name_nodes, outer_reads, sort_nodes
 from campo_onnx.ir.stamp import Stamp, read_stamp
@@ -152,7 +153,7 @@ def import_model(
     write_out_sparse(model.graph)
     name_nodes(model.graph)
     sort_nodes(model.graph)
-    check_given(model, title)
+    _check_and_declare(model, title, dims or {})
     # An initializer that is an input as well is a default, which the caller may override.
     inputs = {value.name for value in model.graph.input}
     constants = {name: t for name, t in constants_of(model.graph).items() if name not in inputs}
@@ -175,6 +176,41 @@ def import_model(
         stamp=stamp,
         converted_from=None if given_opset in (None, view.opset[""]) else given_opset,
     )
+
+
+def _check_and_declare(model: onnx.ModelProto, title: str, dims: Mapping[str, int]) -> None:
+    """Check a model, and give outputs that are declared without a shape the number of axes that they have.
+
+    ONNX's checker refuses a graph with such an output, which exporters write and ONNX Runtime runs.
+    """
+    for value in filter(_lacks_shape, model.graph.input):
+        raise ModelError(
+            f"the input {value.name!r} of {title} has no shape",
+            why="not even its number of axes is declared",
+            remedy="Export the model again; sizes may have names.",
+        )
+    outputs = list(model.graph.output)
+    replace_items(model.graph.output, [value for value in outputs if not _lacks_shape(value)])
+    check_given(model, title)
+    if len(model.graph.output) == len(outputs):
+        return
+    inferred = shapes.infer(model, with_examples(model, dims)).shapes
+    for value in filter(_lacks_shape, outputs):
+        shape = inferred.get(value.name)
+        if shape is None:
+            raise ModelError(
+                f"the output {value.name!r} of {title} has no shape",
+                why="none is declared, and none can be inferred",
+                remedy="Declare its shape; sizes may have names.",
+            )
+        declared = value.type.tensor_type.shape
+        declared.SetInParent()
+        declared.dim.extend(TensorShapeProto.Dimension() for _ in shape)
+    replace_items(model.graph.output, outputs)
+
+
+def _lacks_shape(value: onnx.ValueInfoProto) -> bool:
+    return value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape")
 
 
 def data_files_of(path: Path) -> frozenset[Path]:

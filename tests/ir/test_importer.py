@@ -37,6 +37,29 @@ def test_the_given_model_is_never_changed(model_text):
     assert model.SerializeToString() == before
 
 
+def test_an_output_without_a_shape_gets_its_number_of_axes(model_text):
+    model = model_text(MLP)
+    model.graph.output.append(onnx.helper.make_tensor_value_info("h", TensorProto.FLOAT, [None, 4]))
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    imported = import_model(model, {"N": 8})
+    onnx.checker.check_model(imported.model, full_check=True)
+    first, second = imported.model.graph.output
+    assert [dim.WhichOneof("value") for dim in first.type.tensor_type.shape.dim] == [None, None]
+    assert (first.name, second) == ("y", model.graph.output[1])
+    assert imported.view.tensors["y"].shape == (8, 4)
+
+
+def test_what_nothing_tells_the_shape_of_is_named(model_text):
+    model = model_text(MLP.replace("[act] y = Relu(s)", "[act] y = com.example.Act(s)"))
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    model.opset_import.add(domain="com.example", version=1)
+    with pytest.raises(ModelError, match="the output 'y' of the model has no shape"):
+        import_model(model, {"N": 8})
+    model.graph.input[1].type.tensor_type.ClearField("shape")
+    with pytest.raises(ModelError, match="the input 'w' of the model has no shape"):
+        import_model(model, {"N": 8})
+
+
 def test_the_view(model_text):
     view = import_model(model_text(MLP), {"N": 8}).view
     assert [node.name for node in view.nodes] == ["mm", "add", "act"]
