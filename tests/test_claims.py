@@ -65,7 +65,9 @@ def test_steps_on_a_gpu():
         if row["predicted_us"]
     ]
     page = " ".join((ROOT / "docs" / "gpu.md").read_text(encoding="utf-8").split())
-    assert f"**Predictions** of these {len(off)} steps are {sum(off) / len(off):.0%}".replace("%", " %") in page
+    assert (
+        f"**Predictions** of these {len(off)} steps are {sum(off) / len(off):.0%}".replace("%", " %") in page
+    )
     entries = found["calibrations"][0]["rows"]
     row = row_about("M_A there")
     assert f"{found['calibrations'][0]['all']['chosen']:.1%}".replace("%", " %") in row
