@@ -20,9 +20,9 @@ becomes::
 
 On CUDA sums of sums are one sum, and :mod:`campo_onnx.builder.cuda_fusions` makes one node of chains of Add
 and of dropouts that are added. HyperConnectionPostMix, which scales two tensors and adds them in one pass, is
-not written: 814 us where Mul and GatedAdd take 483 in FP16 and 604 in FP32 (32,768 rows of 3,136). Sums of
-products over rows stay sums: as products of a row with a column, those rows took 474 us in FP32 and 8,454 in
-FP16 (H200, `benchmarks/results/calibration_cuda.md`).
+not written: 813 us in FP16 and 844 in FP32 where Mul and GatedAdd take 527 and 630 (32,768 rows of 3,136;
+`row_forms`). Sums of products over rows stay sums: as products of a row with a column, those rows took 474 us
+in FP32 and 8,454 in FP16 (H200, `benchmarks/results/calibration_cuda.md`).
 """
 
 import math

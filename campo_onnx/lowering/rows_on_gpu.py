@@ -1,6 +1,6 @@
 """Sums over an image's channel, and its scaling, by the kernels of a GPU that are fast at them.
 
-Batch normalization and its gradient sum every channel of every image. ONNX Runtime's ReduceSum takes two
+Batch normalization and its gradient sum every channel of every image. ONNX Runtime's ReduceSum takes up
 to three times as long for that as cuDNN's pooling::
 
     g (float[128, 256, 3136] x) => (float[128, 256, 1] y)
@@ -23,13 +23,13 @@ as Mul and Add where rows are short::
 becomes Mul and Add. Microseconds on an H200, of sums and of scaled rows:
 
     rows x length    ReduceSum, FP32  FP16  GlobalAveragePool, FP32  FP16
-    32,768 x 3,136               308   291                      141    88
-    65,536 x   784               101    88                       86    58
-    262,144 x   49                60    49                       34    28
+    32,768 x 3,136               309   296                      143    92
+    65,536 x   784               102    88                       86    64
+    262,144 x   49                66    48                       40    31
 
     rows x length    BatchNormalization, FP32  FP16  Mul and Add, FP32  FP16
-    131,072 x  196                         98   118                133    96
-    262,144 x   49                        174   191                 73    57
+    131,072 x  196                        112   130                134    97
+    262,144 x   49                        188   207                 79    59
 
 (`row_forms` of `benchmarks.gpu_session`, `benchmarks/results/calibration_cuda.md`.)
 """
