@@ -396,7 +396,15 @@ def test_sums_over_channels_of_images_are_means_on_a_gpu(run, size: str) -> None
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("size", "place"), [("64,128,49", CPU), ("64,127,49", CUDA), ("64,128,48", CUDA)])
+@pytest.mark.parametrize(
+    ("size", "place"),
+    [
+        ("64,128,49", CPU),
+        ("64,128,49", replace(CUDA, sizes_change=True)),
+        ("64,127,49", CUDA),
+        ("64,128,48", CUDA),
+    ],
+)
 def test_other_sums_stay(size: str, place: Place) -> None:
     imported = parsed(SUMS.format(size, size.rpartition(",")[0] + ",1"))
     assert rows_on_gpu(imported, place) is imported.model
