@@ -124,9 +124,18 @@ def _correlated_outputs() -> tuple[nn.Module, Callable[..., Any], list[Any], lis
     return module, loss, [torch.randn(512, 16)], [torch.randn(512)]
 
 
+def _counts() -> tuple[nn.Module, Callable[..., Any], list[Any], list[Any]]:
+    def loss(x: Any, counts: Any) -> Any:
+        size = x.exp() * 500
+        return ((torch.lgamma(size) - torch.lgamma(counts + size)) * counts).sum(-1).mean()
+
+    module = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 20))
+    return module, loss, [torch.randn(64, 16)], [torch.poisson(torch.rand(64, 20) * 2)]
+
+
 STEPS = (
     *(_similar_pictures, _similar_in_a_buffer, _registered_pictures, _close_embeddings),
-    *(_pooled_by_shares, _correlated_outputs),
+    *(_pooled_by_shares, _correlated_outputs, _counts),
 )
 
 

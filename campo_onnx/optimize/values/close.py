@@ -108,7 +108,8 @@ class _Close:
             is_far = self._tells_apart_far_from_zero(node, varying)
             is_of_statistics = self._is_of_statistics(node, varying)
             is_close = is_of_statistics or self._is_beside_quotient(node, varying)
-            if is_variance or (is_of_statistics and view.tensors[node.outputs[0]].elements != 1):
+            are_bent = meets and len(varying) > 1 and self._functions.are_bent(varying)
+            if is_variance or are_bent or (is_of_statistics and view.tensors[node.outputs[0]].elements != 1):
                 # One number of statistics of several values may be a loss, a sum of others.
                 self._gradients.add_difference(node)
             if absorbs or meets or is_far or is_close:

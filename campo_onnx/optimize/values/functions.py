@@ -76,6 +76,10 @@ class Functions:
         """Whether tensors are sums, extremes, or computed of these alone."""
         return self._summed.issuperset(tensors)
 
+    def are_bent(self, tensors: Iterable[str]) -> bool:
+        """Whether tensors are functions with a slope that varies: what they are of decides their gradients."""
+        return self._bent.issuperset(tensors)
+
     def is_remainder(self, node: OpNode) -> bool:
         """Whether a node that met takes steps off a value: a step elsewhere is off by all of it."""
         return not self._stepped.isdisjoint(node.inputs)

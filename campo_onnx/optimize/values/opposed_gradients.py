@@ -2,6 +2,8 @@
 
 from typing import NamedTuple, TypeAlias
 
+from onnx import TensorProto
+
 from campo_onnx.ir.view import OpNode
 from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.registry import current, having
@@ -22,6 +24,7 @@ _FACTORS = dict.fromkeys(op_keys("com.microsoft:GatedAdd"), (1, 2))  # x + y * g
 _MERGES = SUMS_OF_FEW | _FACTORS.keys()
 _LINEAR = MOVES | PARTS | SCALES | _MERGES | op_keys("Concat Neg Pad Where")
 _NORMS = SUMS_OF_SQUARES | having(Trait.EXTREME)
+_NUMBERS = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE})
 _MOST_SOURCES = 8
 
 _Sources: TypeAlias = frozenset[str]
@@ -43,7 +46,8 @@ class OpposedGradients:
     """Sums of the backward pass in which multiples of a gradient by functions of the same values cancel.
 
     The gradient of ``E[x^2] - E[x]^2`` is ``2 * g * x - 2 * g * E[x]``, that of ``x / |x|`` a projection.
-    Where a difference of statistics is far smaller than its terms, so is the sum of their gradients.
+    Where a difference of statistics is far smaller than its terms, so is the sum of their gradients; and that
+    of a difference of bent functions, ``lgamma(n + r) - lgamma(r)``.
     """
 
     def __init__(self, values: GraphValues) -> None:
@@ -53,7 +57,7 @@ class OpposedGradients:
         self._differences: set[_Sources] = set()
 
     def add_difference(self, node: OpNode) -> None:
-        """Take in a node of the forward pass that computes a difference of statistics."""
+        """Take in a node of the forward pass that computes such a difference."""
         self._differences.add(self._of(node.outputs[0]))
 
     def add_forward(self, node: OpNode) -> None:
@@ -79,7 +83,8 @@ class OpposedGradients:
         """The multiples that an input brings in; a gradient that is read with either sign begins here."""
         uses = self._view.consumers[tensor]
         multiples = set(self._multiples.get(tensor, ()))
-        if len({_turns(self._view.node[use.node], use.position) for use in uses}) > 1:
+        is_gradient = not self._values.is_constant(tensor)
+        if is_gradient and len({_turns(self._view.node[use.node], use.position) for use in uses}) > 1:
             multiples.add(_Multiple(tensor, 1, frozenset()))
         factors = _FACTORS.get(node.op, (0, 1) if node.op in SCALES else ())
         others = [self._of(node.inputs[i]) for i in factors if position in factors and i != position]
@@ -102,7 +107,7 @@ class OpposedGradients:
         return self._sources.get(tensor, frozenset({tensor}))
 
     def _is_number(self, tensor: str) -> bool:
-        return bool(tensor) and self._view.is_float32(tensor)
+        return bool(tensor) and self._view.tensors[tensor].dtype in _NUMBERS
 
     def _is_sum(self, node: OpNode) -> bool:
         return summed_input(node, self._view) is not None or adds_up(node, self._values)
