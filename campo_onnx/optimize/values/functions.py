@@ -77,7 +77,7 @@ class Functions:
         return self._summed.issuperset(tensors)
 
     def are_bent(self, tensors: Iterable[str]) -> bool:
-        """Whether tensors are functions with a slope that varies: what they are of decides their gradients."""
+        """Whether tensors are functions with a slope that varies."""
         return self._bent.issuperset(tensors)
 
     def is_remainder(self, node: OpNode) -> bool:
