@@ -153,6 +153,24 @@ def _normalizes_otherwise(signature: Signature) -> bool:
     return data is None or math.prod(data[signature.attribute("axis", 1) % len(data) + 1 :]) != 1
 
 
+def _transposes_otherwise(signature: Signature) -> bool:
+    """Whether an odd padding follows from the size of the output: its larger half comes first there."""
+    sizes = signature.attribute("output_shape", ())
+    if not sizes or "SAME_UPPER" not in str(signature.attribute("auto_pad", "NOTSET")):
+        return False
+    data, weight = signature.input(0).shape, signature.input(1).shape
+    if data is None or weight is None:
+        return True
+    ones, zeros = (1,) * len(sizes), (0,) * len(sizes)
+    strides, dilations = signature.attribute("strides", ones), signature.attribute("dilations", ones)
+    added = signature.attribute("output_padding", zeros)
+    totals = (
+        strides[k] * (data[2 + k] - 1) + added[k] + (weight[2 + k] - 1) * dilations[k] + 1 - size
+        for k, size in enumerate(sizes[-len(data) + 2 :])
+    )
+    return any(total % 2 for total in totals)
+
+
 def _resizes_otherwise(signature: Signature) -> bool:
     policy = str(signature.attribute("keep_aspect_ratio_policy", "stretch"))
     return bool(signature.attribute("antialias", 0)) or "stretch" not in policy
@@ -176,6 +194,7 @@ _RULES: Mapping[str, Callable[[Signature], bool]] = MappingProxyType(
         "Attention": lambda signature: signature.input(4).dtype != 0,  # with a past, causal masks are others
         "AveragePool": _pools_otherwise,
         "BlackmanWindow": lambda signature: True,  # 3 % off
+        "ConvTranspose": _transposes_otherwise,
         "DFT": lambda signature: True,  # the axis of real and imaginary parts is another
         "Dropout": _is_trained,
         "GatherElements": _gathers_from_part,

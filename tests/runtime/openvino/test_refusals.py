@@ -59,6 +59,23 @@ def test_a_softmax_over_several_axes_is_refused(axis):
         RUNTIME.load(parse_model(SOFTMAX.replace("AXIS", axis), 11), "cpu")
 
 
+TRANSPOSED = """agraph (float[1,2,5,5] x, float[2,2,K,3] w) => (float[1,2,10,10] y) {
+    y = ConvTranspose <strides = [2,2], output_shape = [10,10], auto_pad = "WHICH"> (x, w) }"""
+
+
+def test_a_transposed_convolution_of_some_size_is_padded_as_onnx_says_or_refused(run):
+    feeds = {"x": np.arange(50, dtype=np.float32).reshape(1, 2, 5, 5)}
+    for which, kernel in (("SAME_UPPER", 3), ("SAME_UPPER", 2), ("SAME_LOWER", 3)):
+        model = parse_model(TRANSPOSED.replace("WHICH", which).replace("K,3", f"{kernel},{kernel}"), 22)
+        feeds["w"] = np.arange(4.0 * kernel**2, dtype=np.float32).reshape(2, 2, kernel, kernel)
+        if (which, kernel) == ("SAME_UPPER", 3):
+            with pytest.raises(UnsupportedModelError, match=r"otherwise than ONNX: .*ConvTranspose"):
+                RUNTIME.load(model, "cpu")
+        else:
+            actual = RUNTIME.load(model, "cpu").run(feeds)["y"]
+            np.testing.assert_allclose(actual, run(model, feeds)["y"], rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("graph", "opset"),
     [
