@@ -305,3 +305,41 @@ def test_installing_us_is_enough() -> None:
     assert entry.load() is campo_onnx
     assert "campo_onnx" in torch.compiler.list_backends()
     assert torch.compile(nn.Linear(4, 2), backend="campo_onnx")(torch.randn(3, 4)).shape == (3, 2)
+
+
+MARKED: dict[str, Callable[[Any], Any]] = {
+    "negative": torch._neg_view,
+    "conjugate": lambda x: torch.complex(x, x).conj().imag,
+    "zeros": lambda x: torch._efficientzerotensor(x.shape),
+}
+"""Tensors that torch only marks as negated or zero: their memory holds something else, or there is none."""
+
+
+@pytest.mark.parametrize("marked", MARKED.values(), ids=list(MARKED))
+def test_tensors_whose_memory_does_not_hold_their_elements(marked: Callable[[Any], Any]) -> None:
+    module = nn.Linear(4, 3)
+    x, tangent = marked(torch.randn(5, 4)), marked(torch.randn(5, 3))
+    both = [
+        (out, *torch.autograd.grad(out, list(module.parameters()), tangent))
+        for out in (compiled(module)(x), module(x))
+    ]
+    torch.testing.assert_close(*both)
+
+
+class Curved(nn.Module):
+    """A sum of second derivatives: torch.func.hessian hands tensors around that are only marked as zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1, bias=False))
+
+    def forward(self, x: Any) -> Any:
+        def value(point: Any) -> Any:
+            return self.layers(point[None]).squeeze()
+
+        curvature = torch.func.vmap(lambda point: torch.func.hessian(value)(point).diagonal().sum())(x)
+        return (curvature + x.sin().sum(1)).square().mean().reshape(1)
+
+
+def test_second_derivatives_in_forward() -> None:
+    assert worst_of_steps(Curved(), [[torch.rand(4, 2)], [torch.rand(4, 2)]]) < ROUNDING

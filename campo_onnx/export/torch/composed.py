@@ -269,6 +269,7 @@ def _quantized_per_channel(
 OPERATIONS: Mapping[Any, Callable[..., Any]] = {
     aten._is_all_true.default: torch.all,
     aten._is_any_true.default: torch.any,
+    aten._efficientzerotensor.default: torch.zeros,
     aten._neg_view.default: torch.neg,
     aten._trilinear.default: _trilinear,
     aten.__lshift__.Scalar: _shifted_left,

@@ -13,6 +13,11 @@ import torch
 aten = torch.ops.aten
 
 
+def _with_elements(tensor: torch.Tensor) -> torch.Tensor:
+    """Give a tensor whose memory holds its elements: torch only marks conjugates, negatives and zeros."""
+    return tensor.clone() if tensor._is_zerotensor() else tensor.resolve_conj().resolve_neg()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """A tensor's place in memory.
@@ -53,8 +58,9 @@ class Layout:
 
     def stored(self, tensor: torch.Tensor) -> torch.Tensor:
         """Give what lies in memory, contiguous; a copy where the tensor lies otherwise."""
+        tensor = _with_elements(tensor)
         if tensor.is_complex():
-            tensor = torch.view_as_real(tensor.resolve_conj())
+            tensor = torch.view_as_real(tensor)
         if self.is_plain:
             return tensor.contiguous()
         for axis in self.repeated:
