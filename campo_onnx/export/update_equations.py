@@ -38,6 +38,10 @@ class Arithmetic(ABC, Generic[T]):
     def trust_ratio(self, weight: T, direction: T) -> T:
         """Length of each parameter over that of its direction; 1 where one of them is zero."""
 
+    def held(self, number: T | float, otherwise: float) -> T | float:
+        """Give a number of the update, and `otherwise` where all state is to stay what it is."""
+        return number
+
     def sum(self, a: T, of_a: T | float | None, b: T, of_b: T | float) -> T:
         """Give ``a * of_a + b * of_b``; None for no factor."""
         first = a if of_a is None else self.mul(a, of_a)
@@ -59,15 +63,16 @@ def updated(
         case SGD():
             return g.sum(weight, decay, gradient, step if scale is None else g.mul(step, scale)), {}
         case Momentum() | Adam() if optimizer.weight_decay:
-            gradient, scale = g.sum(gradient, scale, weight, optimizer.weight_decay), None
+            gradient, scale = g.sum(gradient, scale, weight, g.held(optimizer.weight_decay, 0.0)), None
     if isinstance(optimizer, Momentum):
-        mom = g.sum(gradient, scale, slots["mom"], optimizer.momentum)
+        mom = g.sum(gradient, scale, slots["mom"], g.held(optimizer.momentum, 1.0))
         direction = g.sum(gradient, scale, mom, optimizer.momentum) if optimizer.nesterov else mom
         return g.sum(weight, None, direction, step), {"mom": mom}
-    one, two = optimizer.beta1, optimizer.beta2
-    m = g.sum(slots["m"], one, gradient, 1 - one if scale is None else g.mul(scale, 1 - one))
+    one, two = g.held(optimizer.beta1, 1.0), g.held(optimizer.beta2, 1.0)
+    rest_one, rest_two = 1 - optimizer.beta1, 1 - optimizer.beta2  # of gradients that count as zero elsewhere
+    m = g.sum(slots["m"], one, gradient, rest_one if scale is None else g.mul(scale, rest_one))
     square = g.mul(gradient, gradient)
-    v = g.sum(slots["v"], two, square, 1 - two if scale is None else g.mul(g.mul(scale, scale), 1 - two))
+    v = g.sum(slots["v"], two, square, rest_two if scale is None else g.mul(g.mul(scale, scale), rest_two))
     direction = g.div(m, g.add(g.root(v), numbers["eps"]))
     if isinstance(optimizer, LAMB):
         direction = g.sum(direction, numbers["correction"], weight, optimizer.weight_decay)

@@ -55,10 +55,11 @@ _SHORT = 128
 
 
 def rows_on_gpu(imported: Imported, place: Place) -> onnx.ModelProto:
-    """Sum and scale rows by other operators, in a graph for CUDA whose sizes do not change."""
-    if (
-        place.operators != "cuda" or place.sizes_change
-    ):  # whether it pays, and an image's height, depend on sizes
+    """Sum and scale rows by other operators, in a graph for CUDA whose sizes do not change.
+
+    What pays, and the height of an image, depend on sizes.
+    """
+    if place.operators != "cuda" or place.sizes_change:
         return imported.model
     return rebuilt(imported, {"ReduceSum": _summed, "BatchNormalization": _scaled_rows}, place)
 

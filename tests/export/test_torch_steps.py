@@ -28,7 +28,7 @@ from against_torch import (
 )
 from torch import nn
 
-from campo_onnx.export.torch import SGD, Adam, AdamW, Momentum, export_training_step
+from campo_onnx.export.torch import LAMB, SGD, Adam, AdamW, Momentum, export_training_step
 
 
 def small_net() -> Any:
@@ -155,6 +155,18 @@ def test_an_overflow_leaves_everything_as_it_was(optimizer: str, scale: float) -
     after = advanced(feeds, out)
     assert all(np.array_equal(after[name], feeds[name], equal_nan=True) for name in feeds)
     assert len(out) > len(list(module.parameters())) + 2  # parameters and buffers are outputs at all
+
+
+@pytest.mark.parametrize("optimizer", [Adam(eps=0.0), LAMB(eps=0.0), LAMB()], ids=str)
+def test_an_overflow_in_the_first_step_leaves_weights(optimizer: Any) -> None:
+    # Without an epsilon the direction of no gradient at all is 0 / 0, and 0 times that is NaN.
+    module, x = nn.Linear(3, 2), torch.randn(4, 3)
+    model = export_training_step(module, lambda y: y.sum(), x, optimizer=optimizer)
+    scalars = {"lr": np.float32(0.1), "loss_scale": np.float32(math.inf), "step": np.int64(0)}
+    feeds = feeds_of(model, module, [x], **scalars)
+    after = advanced(feeds, run(model, feeds))
+    state = [name for name in feeds if name.startswith(("param.", "opt."))]
+    assert all(np.array_equal(after[name], feeds[name]) for name in state)
 
 
 def test_gradients_come_out_unscaled() -> None:

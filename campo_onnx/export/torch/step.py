@@ -20,7 +20,7 @@ from campo_onnx.export.torch.assumed import Numbers
 from campo_onnx.export.torch.function_overrides import RewrittenFunctions
 from campo_onnx.export.torch.module_guard import Snapshot
 from campo_onnx.export.torch.origin import recorded_origins, set_origin
-from campo_onnx.export.torch.update import updated
+from campo_onnx.export.torch.update import Updates
 from campo_onnx.export.translation import path_part
 from campo_onnx.step import naming as step_naming
 
@@ -156,15 +156,13 @@ class Step:
         results: Tensors = {}
         set_origin("optimizer")
         count = feeds[step_naming.STEP] + 1 if step_naming.STEP in feeds else None
+        updates = Updates(optimizer, feeds[step_naming.LEARNING_RATE], count, finite)
         for name, gradient in gradients.items():
             set_origin(f"{name}/update")
             slots = {slot: feeds[step_naming.state(slot, name)] for slot in optimizer.slots}
-            parameter = feeds[step_naming.parameter(name)]
-            lr = feeds[step_naming.LEARNING_RATE]
-            new, new_slots = updated(optimizer, parameter, gradient, slots, lr, count)
-            results[step_naming.new_parameter(name)] = _chosen(finite, new, parameter)
-            for slot, value in new_slots.items():
-                results[step_naming.new_state(slot, name)] = _chosen(finite, value, slots[slot])
+            new, new_slots = updates(feeds[step_naming.parameter(name)], gradient, slots)
+            results[step_naming.new_parameter(name)] = new
+            results |= {step_naming.new_state(slot, name): value for slot, value in new_slots.items()}
         if count is not None:
             set_origin("optimizer")
             results[step_naming.STEP_OUT] = _chosen(finite, count, feeds[step_naming.STEP])
