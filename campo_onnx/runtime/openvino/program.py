@@ -19,6 +19,7 @@ from campo_onnx.runtime.openvino.addresses import AddressedRequest
 from campo_onnx.runtime.openvino.blobs import blob_folder
 from campo_onnx.runtime.openvino.external_data import write_beside
 from campo_onnx.runtime.openvino.installed import ov
+from campo_onnx.runtime.openvino.joining import crashes_joining
 from campo_onnx.runtime.openvino.raw_constants import with_raw_constants
 from campo_onnx.runtime.openvino.refusal import (
     not_compiled,
@@ -65,6 +66,8 @@ class OpenVinoProgram:
         self._config = {**_TYPED, "INFERENCE_NUM_THREADS": threads, "PERF_COUNT": traces}
         if len(model.graph.node) >= _CACHED_NODES and (blobs := blob_folder()) is not None:
             self._config["CACHE_DIR"] = str(blobs)
+        if crashes_joining(model.graph):
+            self._config |= _UNJOINED
         self._graph = self._read(with_raw_constants(model), folder)
         refuse_forms(model, folder)
         self._program = self._compile()
