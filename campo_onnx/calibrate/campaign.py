@@ -156,8 +156,9 @@ def _nodes_of(workload: Workload, machine: Machine, precision: Precision) -> Ite
     yield VIEW_NODE
     for _, cast in cast_samples(workload.casts, workload.largest_cast_elements, precision):
         yield cast
+    processor = "cpu" if machine.provider == "cpu" else "gpu"
     for op in workload.ops:
-        for signature in samples_of(op, workload.sampling, on_cpu=machine.provider == "cpu"):
+        for signature in samples_of(op, workload.sampling, processor=processor):
             if not has_kernel(signature, machine, precision):
                 continue
             low = lowered(signature, ports_of(signature, precision), precision)

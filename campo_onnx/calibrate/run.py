@@ -111,10 +111,11 @@ def calibrate(
     Raises ProfileError if nothing could be measured, or a timer that only looks up finds too little; the
     message says why.
     """
+    processor = "gpu" if target.hardware.is_gpu else "cpu"
     drawn = {
         op: tuple(
             typed(signature, precision)
-            for signature in samples_of(op, workload.sampling, on_cpu=not target.hardware.is_gpu)
+            for signature in samples_of(op, workload.sampling, processor=processor)
         )
         for op in workload.ops
     }

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from campo_onnx.calibrate.layers import FURTHER_ON_CPU, GENERATORS, SAMPLED_OPS, Generator, SampledNode
+from campo_onnx.calibrate.layers import FURTHER, GENERATORS, SAMPLED_OPS, Generator, SampledNode
 from campo_onnx.errors import UsageError
 from campo_onnx.ir.view import GraphView
 from campo_onnx.measure.one_node import standalone
@@ -43,19 +43,20 @@ class Sampling:
 _MORE_PRODUCTS = 3
 
 
-def samples_of(label: str, sampling: Sampling, *, on_cpu: bool = False) -> tuple[Signature, ...]:
+def samples_of(label: str, sampling: Sampling, *, processor: str = "") -> tuple[Signature, ...]:
     """Draw FP32 nodes of one op, all different.
 
-    `on_cpu`: whether they are for a CPU, whose kernels differ most by shape: of products and convolutions
-    three times as many are drawn, and as many of each further kind follow.
+    `processor`: ``"cpu"`` or ``"gpu"``, for as many of each further kind that matters there, behind the usual
+    one; of that a CPU, whose kernels differ most by shape, gets three times as many for products and
+    convolutions.
     """
     if label not in GENERATORS:
         raise UsageError(
             f"no samples can be drawn of {label!r}", remedy=f"Choose among: {', '.join(SAMPLED_OPS)}."
         )
-    more = _MORE_PRODUCTS if on_cpu and label in FURTHER_ON_CPU else 1
+    further = FURTHER.get(processor, {}).get(label, ())
+    more = _MORE_PRODUCTS if further and processor == "cpu" else 1
     dense = _drawn(label, GENERATORS[label], replace(sampling, count=sampling.count * more))
-    further = FURTHER_ON_CPU.get(label, ()) if on_cpu else ()
     kinds = (replace(sampling, seed=sampling.seed + 1 + i) for i in range(len(further)))
     return (*dense, *(node for kind in zip(further, kinds, strict=True) for node in _drawn(label, *kind)))
 

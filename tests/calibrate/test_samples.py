@@ -61,6 +61,15 @@ def test_unknown_operator() -> None:
         samples_of("NoSuchOp", SMALL)
 
 
+def test_on_a_gpu_gradients_of_weights_follow_the_usual_products() -> None:
+    usual, more = (samples_of("Gemm", SMALL, processor=processor) for processor in ("", "gpu"))
+    assert more[: len(usual)] == usual
+    further = more[len(usual) :]
+    assert len(further) == SMALL.count
+    assert all(node.attribute("transA", 0) == 1 for node in further)
+    assert samples_of("Add", SMALL, processor="gpu") == samples_of("Add", SMALL)
+
+
 def test_casts_go_both_ways_over_a_log_sweep() -> None:
     sweep = list(cast_samples(5, 1 << 20, Precision.FP16))
     elements = sorted({n for n, _ in sweep})
