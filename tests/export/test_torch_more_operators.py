@@ -123,6 +123,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "logcumsumexp": (lambda x: torch.logcumsumexp(x * 60, 1) + x.logcumsumexp(dim=0), (5, 13)),
     "max_pool_3d": (lambda x: F.max_pool3d(x, 3, 2, 1), (2, 3, 6, 5, 4)),
     "median": (lambda x: x.median(1, keepdim=True)[0] * x + x.median(), (4, 6)),
+    "pooled_by_attention": (lambda x: torch.einsum("bt,btd->bd", x[..., 0].softmax(-1), x), (4, 9, 3)),
     "prod": (lambda x: x.prod(1) + x.prod(), (3, 4)),
     "remainder": (lambda x: torch.remainder(x * 3, -0.7) + x * (torch.arange(-4, 4) % 3), (4, 8)),
     "scatter_max": (reduced("amax", True), (4, 5)),

@@ -174,6 +174,8 @@ def _weighed_rows(g: Graph, gradient: Value, y: Value) -> Value | None:
         result = use.outputs[0]
         if left is None or right is None or right.rank < 2 or result.shape != of_result.shape:
             continue
+        if left.shape[-1] != y.shape[-1]:  # a column of weights, as in the gradient of v
+            continue
         if swap_last_two(g, right) is turned and result.shape[-1] < y.shape[-1]:
             rows = reduce(g, "ReduceSum", of_result * result, [result.rank - 1], keepdims=True)
             return scaled(g, reshape(g, rows, (*y.shape[:-1], 1)), share)
