@@ -179,7 +179,7 @@ def weighted_sum(signature: Signature, inputs: Ranges, result: ValueRange, need:
 
 
 def contracted(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
-    """A sum, an outer product, coordinates times a small matrix; other products set their own accuracy."""
+    """A sum, a sum of products, an outer product, coordinates times a small matrix; others set their own."""
     if needs := weighted_sum(signature, inputs, result, need):
         return needs
     shape = shape_of(signature, 0)
@@ -190,7 +190,11 @@ def contracted(signature: Signature, inputs: Ranges, result: ValueRange, need: N
         terms = einsum(signature, *shapes)[0].k if len(shapes) == len(inputs) == 2 else math.inf
     else:
         terms = factors(signature, shape, ())[0][-1]
-    if terms > (_FEW_TERMS if need.is_place else 1):
+    output = signature.outputs[0]
+    after = math.prod(output.shape) if output is not None and output.shape is not None else 0
+    if all(math.prod(shape_of(signature, i) or ()) == terms * after for i in range(2)):  # row by row
+        need = need if have_one_sign(inputs[:2]) else after_cancelling(need, result)
+    elif terms > (_FEW_TERMS if need.is_place else 1):
         return NOTHING
     return dict.fromkeys(range(len(inputs)), need)
 

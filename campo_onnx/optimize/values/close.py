@@ -23,7 +23,7 @@ from campo_onnx.optimize.values.sum_ops import (
     SCALES,
     SUMS_OF_FEW,
     SUMS_OF_SQUARES,
-    adds_up,
+    adds_products,
     summed_input,
 )
 
@@ -33,6 +33,7 @@ _OF_STATISTICS = (
     | having(Trait.ADDS, Trait.SCALES, Trait.PART)
     | op_keys("Clip Exp GatherElements GatherND Log Max Min Pow Reciprocal Relu Softplus Sqrt")
 )
+_STEEP_AT_ONE = op_keys("Acos Acosh Asin Atanh")
 _BENDS = op_keys("ArgMax ArgMin")
 _TELLS_APART = op_keys("ArgMax ArgMin LogSoftmax ReduceLogSumExp Softmax TopK")
 _KEEPING_SIGNS = MOVES | SUMS_OF_FEW - op_keys("Sub") | PARTS | op_keys("Max Min")
@@ -114,6 +115,8 @@ class _Close:
                 self._gradients.add_difference(node)
             if absorbs or meets or is_far or is_close:
                 need = Need(is_place=True) if meets and self._functions.is_remainder(node) else EXACT
+            if node.op in _STEEP_AT_ONE and self._statistics.issuperset(varying):
+                self._gradients.add_difference(node)
             if self._is_statistic(node, varying):
                 self._statistics.update(t for t in node.outputs if t)
                 self._of_terms[node.outputs[0]] = self._signs_of(node, varying)
@@ -161,7 +164,7 @@ class _Close:
         if node.op in _STATISTICS or summed_input(node, self._view) is not None:
             return True
         is_function = node.op in _OF_STATISTICS and self._statistics.issuperset(varying)
-        return is_function or adds_up(node, self._values)
+        return is_function or adds_products(node, self._values)
 
     def _is_of_statistics(self, node: OpNode, varying: list[str]) -> bool:
         if node.op not in SUMS_OF_FEW or self._statistics.isdisjoint(varying):

@@ -17,7 +17,7 @@ from campo_onnx.optimize.values.sum_ops import (
     PARTS,
     SCALES,
     SUMS_OF_FEW,
-    adds_up,
+    adds_products,
     summed_input,
 )
 
@@ -92,7 +92,9 @@ class Functions:
         if not varying or not outputs:
             return False
         self._follow_parts(node, varying, outputs)
-        is_sum = node.op in _EXTREMES or summed_input(node, view) is not None or adds_up(node, self._values)
+        is_sum = (
+            node.op in _EXTREMES or summed_input(node, view) is not None or adds_products(node, self._values)
+        )
         if not is_sum and not self.are_placed(node):
             return False
         is_of_sums = self._summed.issuperset(varying)

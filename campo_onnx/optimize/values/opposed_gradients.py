@@ -16,7 +16,7 @@ from campo_onnx.optimize.values.sum_ops import (
     SCALES,
     SUMS_OF_FEW,
     SUMS_OF_SQUARES,
-    adds_up,
+    adds_products,
     summed_input,
 )
 
@@ -110,7 +110,7 @@ class OpposedGradients:
         return bool(tensor) and self._view.tensors[tensor].dtype in _NUMBERS
 
     def _is_sum(self, node: OpNode) -> bool:
-        return summed_input(node, self._view) is not None or adds_up(node, self._values)
+        return summed_input(node, self._view) is not None or adds_products(node, self._values)
 
 
 def _order(one: _Multiple) -> tuple[str, int, list[str]]:

@@ -79,6 +79,20 @@ def adds_up(node: OpNode, values: GraphValues) -> bool:
     return node.op in WEIGHTED and any(values.range(t).weighs for t in node.inputs[:2])
 
 
+def is_row_by_row(node: OpNode, view: GraphView) -> bool:
+    """Whether a product of matrices sums the products of two rows, as ``einsum("bd,bd->b", x, y)`` does."""
+    if node.op not in CONTRACTIONS or len(node.inputs) < 2:
+        return False
+    before = {view.tensors[t].elements for t in node.inputs[:2]}
+    terms, after = contracted_terms(node, view), view.tensors[node.outputs[0]].elements or 0
+    return terms > 1 and before == {terms * after}
+
+
+def adds_products(node: OpNode, values: GraphValues) -> bool:
+    """Whether a product of matrices stands for a sum: by weights of one sign, or of products of two rows."""
+    return adds_up(node, values) or is_row_by_row(node, values.view)
+
+
 def summed_input(node: OpNode, view: GraphView) -> str | None:
     """The tensor that a node sums over many values; None where it is not such a sum."""
     if node.op in _SCATTERS:
