@@ -100,12 +100,21 @@ def load(
     folder: Path | None = None,
     settings: LoadSettings = LOAD_SETTINGS,
 ) -> Program:
-    """Load a graph on a machine, by the machine's runtime; see :meth:`Runtime.load`."""
+    """Load a graph on a machine, by the machine's runtime; see :meth:`Runtime.load`.
+
+    Inputs that are initializers as well need not be given.
+    """
     from campo_onnx.ir.convert import with_conversions
+    from campo_onnx.runtime.defaults import ProgramWithDefaults, defaults_of, without_defaults
 
     model = with_conversions(model, folder)
-    runtime = runtime_called(machine.runtime)
-    return runtime.load(model, machine.provider, threads=machine.threads, folder=folder, settings=settings)
+    if defaults := defaults_of(model, folder):
+        model = without_defaults(model, defaults)
+    load_here = runtime_called(machine.runtime).load
+    program = load_here(model, machine.provider, threads=machine.threads, folder=folder, settings=settings)
+    if not defaults:
+        return program
+    return ProgramWithDefaults(program, defaults, lambda array: tensor_of(array, machine))
 
 
 def tensor(shape: tuple[int, ...], dtype: int, machine: Machine) -> Tensor:
