@@ -78,7 +78,9 @@ def _summed(g: Graph, node: Node) -> Value | None:
 
 def _scaled_rows(g: Graph, node: Node) -> Value | None:
     x, scale, shift, mean, variance = node.inputs
-    if x is None or scale is None or shift is None or x.rank != 3 or x.shape[0] != 1 or x.shape[2] > _SHORT:
+    if x is None or scale is None or shift is None or x.rank != 3 or x.shape[0] != 1 or x.shape[2] >= _SHORT:
+        return None
+    if len(node.outputs) > 1 or node.attributes.get("training_mode", 0):  # it computes other statistics
         return None
     is_plain = all(
         v is not None and v.constant is not None and not np.any(v.constant) for v in (mean, variance)
