@@ -121,6 +121,12 @@ def chunks(tensor: TensorProto, folder: Path | None) -> Iterator[NDArray[Any]]:
         yield flat[start : start + _CHUNK_ELEMENTS]
 
 
+def defaults_of(model: onnx.ModelProto, folder: Path | None) -> dict[str, NDArray[Any]]:
+    """Read the values of inputs that need not be given: those that are initializers as well."""
+    inputs = {value.name for value in model.graph.input}
+    return {tensor.name: whole(tensor, folder) for tensor in model.graph.initializer if tensor.name in inputs}
+
+
 def whole(tensor: TensorProto, folder: Path | None) -> NDArray[Any]:
     """Read a constant at once, wherever it lies."""
     none = np.empty(0, onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))

@@ -27,10 +27,10 @@ from campo_onnx.ir.constants import (
     chunks,
     constants_of,
     data_files,
+    defaults_of,
     is_external,
     read_small,
     tensors_of,
-    whole,
     write_out_sparse,
 )
 from campo_onnx.ir.domains import shorten_domains
@@ -83,9 +83,7 @@ class Imported:
     @cached_property
     def defaults(self) -> Mapping[str, NDArray[Any]]:
         """Values of the inputs that need not be given: those that are initializers as well."""
-        inputs = set(self.view.inputs)
-        stored = (tensor for tensor in self.model.graph.initializer if tensor.name in inputs)
-        return {tensor.name: whole(tensor, self.folder) for tensor in stored}
+        return defaults_of(self.model, self.folder)
 
     @cached_property
     def digest(self) -> str:

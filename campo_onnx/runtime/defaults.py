@@ -4,25 +4,17 @@ Neither runtime binds memory to them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import onnx
 from numpy.typing import NDArray
 
-from campo_onnx.ir.constants import whole
 from campo_onnx.ir.proto import replace_items
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.api import AddressedProgram, Place, Program, StepTimes, Tensor
 from campo_onnx.runtime.timing import Step
 
 Arrays = Mapping[str, NDArray[Any]]
-
-
-def defaults_of(model: onnx.ModelProto, folder: Path | None) -> dict[str, NDArray[Any]]:
-    """Values of initializers that are inputs as well."""
-    inputs = {value.name for value in model.graph.input}
-    return {tensor.name: whole(tensor, folder) for tensor in model.graph.initializer if tensor.name in inputs}
 
 
 def without_defaults(model: onnx.ModelProto, names: Arrays) -> onnx.ModelProto:

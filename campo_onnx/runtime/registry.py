@@ -104,11 +104,15 @@ def load(
 
     Inputs that are initializers as well need not be given.
     """
+    from campo_onnx.ir.constants import defaults_of
     from campo_onnx.ir.convert import with_conversions
-    from campo_onnx.runtime.defaults import ProgramWithDefaults, defaults_of, without_defaults
+    from campo_onnx.runtime.defaults import ProgramWithDefaults, without_defaults
 
     model = with_conversions(model, folder)
-    if defaults := defaults_of(model, folder):
+    stored = defaults_of(model, folder)
+    # Nothing can be given in types that NumPy lacks, as BF16: these stay where they are.
+    defaults = {name: value for name, value in stored.items() if value.dtype.kind != "V"}
+    if defaults:
         model = without_defaults(model, defaults)
     load_here = runtime_called(machine.runtime).load
     program = load_here(model, machine.provider, threads=machine.threads, folder=folder, settings=settings)

@@ -43,3 +43,10 @@ def test_a_value_that_is_left_out_is_the_one_that_is_stored(model, here, further
 def test_another_input_has_to_be_given(model, here) -> None:
     with pytest.raises(CampoError, match="x"):
         load(model, here).placed({"w": SEVEN})
+
+
+def test_a_value_in_a_type_that_numpy_lacks_stays_stored(model) -> None:
+    constant = onnx.helper.make_tensor("b", onnx.TensorProto.BFLOAT16, [3], [1.0, 2.0, 3.0])
+    model.graph.initializer.append(constant)
+    model.graph.input.append(onnx.helper.make_tensor_value_info("b", onnx.TensorProto.BFLOAT16, [3]))
+    np.testing.assert_array_equal(load(model, machine("cpu", 1)).run({"x": X})["y"], X * TWO)
