@@ -1,10 +1,10 @@
-"""How far a step's loss and gradients are from FP32's own, on the device.
+"""Distances of a step's loss and gradients from those of FP32, on the device.
 
     python -m benchmarks.gpu_numbers PROVIDER GRAPH.onnx FEEDS.npz OUTPUTS.npz
 
 runs a graph once and keeps its outputs: what the session starts, with TF32 off, for the numbers that others
-are held against. Weights are those that a model of the zoo begins with; synthesized ones are no network's,
-and their gradients say little about one's.
+are compared with. Weights are those that a model of the zoo is initialized with: gradients at made-up weights
+say little about training.
 """
 
 import os

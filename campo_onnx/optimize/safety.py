@@ -72,17 +72,17 @@ def _joined_region(
     before: set[str] = set()
     tensor = _unshaped(output, view, before)
     split = view.producer.get(tensor)
-    if split is None or split.op.label != "Split" or view.shape(split.inputs[0]) is None:
+    if split is None or split.op.label != "Split" or (shape := view.shape(split.inputs[0])) is None:
         return None
     if split.name not in joined:
-        joined[split.name] = _of_all_parts(split, view)
+        joined[split.name] = _of_all_parts(split, shape, view)
     region, sources = joined[split.name]
     part = split.outputs.index(tensor)
     return {*region, *before}, {of_parts[part] for of_parts in sources}
 
 
-def _of_all_parts(split: OpNode, view: GraphView) -> _Joined:
-    region, reads = _elementwise_region(split.inputs[0], view.tensors[split.inputs[0]].shape, view)
+def _of_all_parts(split: OpNode, shape: tuple[int, ...], view: GraphView) -> _Joined:
+    region, reads = _elementwise_region(split.inputs[0], shape, view)
     sources = []
     for tensor in sorted(reads):
         producer = view.producer.get(tensor)
@@ -103,9 +103,7 @@ def _unshaped(tensor: str, view: GraphView, passed: set[str]) -> str:
     return tensor
 
 
-def _elementwise_region(
-    output: str, shape: tuple[int, ...] | None, view: GraphView
-) -> tuple[set[str], set[str]]:
+def _elementwise_region(output: str, shape: tuple[int, ...], view: GraphView) -> tuple[set[str], set[str]]:
     """Walk back from `output` through elementwise nodes of `shape` or of one element."""
     region: set[str] = set()
     reads: set[str] = set()

@@ -53,8 +53,8 @@ ROUNDED_BY_RULES = {
 
 @pytest.mark.parametrize("case", ROUNDED_BY_RULES)
 def test_rules_that_change_values_are_left_out(case: str) -> None:
-    given = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 20]> {ROUNDED_BY_RULES[case]}')
-    before, after = (sorted(node.op_type for node in m.graph.node) for m in (given, simplify(given).model))
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 20]> {ROUNDED_BY_RULES[case]}')
+    before, after = (sorted(node.op_type for node in m.graph.node) for m in (model, simplify(model).model))
     assert after == before
 
 

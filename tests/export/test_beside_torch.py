@@ -31,9 +31,9 @@ def test_both_do_the_same_step(name: str, tmp_path: Path, monkeypatch: pytest.Mo
         bench = NodeTimer(machine=here, store=store)
         session = Session(folder=tmp_path, bench=bench, device=target_of(here), graphs=(graph,))
         call = Call(records=Records(folder=tmp_path), deadline=Deadline.after(36000))
-        found = gpu_torch.against_torch(graph, gpu_torch.ALL_SIDES, session, call)
-    assert not found["failures"]
-    rows = found["rows"]
+        result = gpu_torch.against_torch(graph, gpu_torch.ALL_SIDES, session, call)
+    assert not result["failures"]
+    rows = result["rows"]
     assert {"fp32", gpu_torch.EAGER} <= set(rows)
     assert {label for name, row in rows.items() for label in (name, *row["also"])} == {
         *gpu_torch.ALL_SIDES.labels,

@@ -81,8 +81,8 @@ def test_small_matrices(function: Callable[..., Any], shape: tuple[int, ...]) ->
     for seed in range(3):
         torch.manual_seed(seed)
         module, x = Applied(function, *shape), torch.randn(4, 3)
-        found = run(model, feeds_of(model, module, [x]))
-        ours = [torch.from_numpy(found[name]).double() for name in ("loss", "grad.weight")]
+        outputs = run(model, feeds_of(model, module, [x]))
+        ours = [torch.from_numpy(outputs[name]).double() for name in ("loss", "grad.weight")]
         exact = trained(copy.deepcopy(module).double(), x.double())
         pairs = zip((*ours, *trained(module, x)), (*exact, *exact), strict=True)
         errors.append([distance(*pair) for pair in pairs])
@@ -96,8 +96,8 @@ def test_the_gradient_of_a_factor_is_symmetric() -> None:
     module.weight.data.copy_(positive(module.weight.data))
     x = torch.randn(4, 3)
     model = export_training_step(module, lambda y: y.sin().sum(), x, loss_scale=False)
-    found = torch.from_numpy(run(model, feeds_of(model, module, [x]))["grad.weight"]).double()
-    assert distance(found, trained(module, x)[1]) < 1e-5
+    gradient = torch.from_numpy(run(model, feeds_of(model, module, [x]))["grad.weight"]).double()
+    assert distance(gradient, trained(module, x)[1]) < 1e-5
 
 
 def test_a_large_matrix_is_refused_by_name() -> None:

@@ -51,11 +51,11 @@ def test_what_is_described_is_converted_where_it_is_needed(outside, tmp_path):
     values = np.array([1.0, 1 / 3, 6e4, -1e-9], np.float32)
     (tmp_path / "w.bin").write_bytes(b"\0" * 8 + values.tobytes())
     low = converted(outside, "w_fp16", Precision.FP16, tmp_path)
-    given = onnx.ModelProto(graph=onnx.GraphProto(initializer=[low, outside]))
-    model = with_conversions(given, tmp_path)
+    outer = onnx.ModelProto(graph=onnx.GraphProto(initializer=[low, outside]))
+    model = with_conversions(outer, tmp_path)
     np.testing.assert_array_equal(
         numpy_helper.to_array(model.graph.initializer[0]), values.astype(np.float16)
     )
     assert model.graph.initializer[1] == outside
-    assert given.graph.initializer[0] == low
+    assert outer.graph.initializer[0] == low
     assert with_conversions(onnx.ModelProto(), None) == onnx.ModelProto()

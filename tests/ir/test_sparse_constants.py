@@ -28,15 +28,15 @@ def sparse_model(indices, values=(2.0, -3.0), size=4, *, is_initializer=False):
 @pytest.mark.parametrize("is_initializer", [False, True], ids=["of a node", "of the graph"])
 @pytest.mark.parametrize("indices", [[1, 14], [[0, 1], [3, 2]]], ids=["counted through", "by axis"])
 def test_a_product_with_one_goes_low_and_computes_the_same(lower, run, indices, is_initializer):
-    given = sparse_model(indices, is_initializer=is_initializer)
-    lowered = lower(given, ["product"])
+    sparse = sparse_model(indices, is_initializer=is_initializer)
+    lowered = lower(sparse, ["product"])
     onnx.checker.check_model(lowered.model, full_check=True)
     (low,) = lowered.model.graph.initializer
     expected = np.zeros((4, 4), np.float16)
     expected[0, 1], expected[3, 2] = 2.0, -3.0
     np.testing.assert_array_equal(onnx.numpy_helper.to_array(low), expected)
     feeds = {"x": np.arange(16, dtype=np.float32).reshape(4, 4)}
-    np.testing.assert_array_equal(run(lowered.model, feeds)["y"], run(given, feeds)["y"])
+    np.testing.assert_array_equal(run(lowered.model, feeds)["y"], run(sparse, feeds)["y"])
 
 
 def test_one_in_a_body_is_written_out_as_well():

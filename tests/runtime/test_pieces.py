@@ -118,14 +118,14 @@ def test_an_output_that_is_a_default_is_the_value_that_is_given(model_text):
     model, feeds = step(model_text)
     model.graph.input.append(onnx.helper.make_tensor_value_info("v", onnx.TensorProto.FLOAT, [256, 256]))
     other = np.eye(256, dtype=np.float32)
-    found = dict(run_in_pieces(model, feeds | {"v": other}, CPU, limits=TINY))
-    np.testing.assert_array_equal(found["v"], other)
+    outputs = dict(run_in_pieces(model, feeds | {"v": other}, CPU, limits=TINY))
+    np.testing.assert_array_equal(outputs["v"], other)
 
 
 def test_sequences_are_told_element_by_element(model_text):
     model = model_text("""g (float[4,2] x) => (seq(float[2,2]) s, optional(float[4,2]) o)
         <int64 two = {2}> { s = SplitToSequence<axis=0>(x, two) o = Optional(x) }""")
     x = np.arange(8, dtype=np.float32).reshape(4, 2)
-    found = dict(run_in_pieces(model, {"x": x}, CPU))
-    assert found.keys() == {"s[0]", "s[1]", "o"}
-    np.testing.assert_array_equal(np.concatenate([found["s[0]"], found["s[1]"]]), x)
+    outputs = dict(run_in_pieces(model, {"x": x}, CPU))
+    assert outputs.keys() == {"s[0]", "s[1]", "o"}
+    np.testing.assert_array_equal(np.concatenate([outputs["s[0]"], outputs["s[1]"]]), x)

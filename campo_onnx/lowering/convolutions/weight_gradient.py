@@ -2,7 +2,7 @@
 
 - ``"conv"``: a convolution of the input with the output's gradient, as large as an image, as kernel
   (:mod:`campo_onnx.lowering.convolutions.gradient_as_kernel`). On a GPU only grouped convolutions take it:
-  cuDNN has no kernel for it, and took up to 140 times as long as the products (H200,
+  cuDNN has no fast kernel for it, and took up to 140 times as long as the products (H200,
   `benchmarks/results/calibration_cuda.md`).
 - ``"matmul"``: the input as each tap of the kernel sees it, times the output's gradient. More nodes,
   but the work is one matrix product, the shape tensor cores are made for.
