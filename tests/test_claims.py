@@ -20,13 +20,21 @@ def row_about(what):
 
 
 def test_predictions_of_fp16_times():
-    found, row = result("calibration_cpu"), row_about("accuracy of predicted FP16 times")
-    entries = found["calibrations"][0]["rows"]
-    shapes = sum(entry["shapes"] for entry in entries)
-    accuracy = sum(entry["shapes"] * entry["chosen"] for entry in entries) / shapes
-    for part in (f"{accuracy:.1%}".replace("%", " %"), found["machine"]["device"], found["made"]["date"]):
-        assert part in row
-    assert f"{found['paper_accuracy']:.1%}".replace("%", " %") in row
+    """Of a CPU and of the H200: accuracy, operators and day."""
+    for page, start in (
+        ("calibration_cpu", "| ONNX Runtime, FP32"),
+        ("calibration_cuda", "| ONNX Runtime on CUDA"),
+    ):
+        record, row = result(page), row_about(start)
+        entries = record["calibrations"][0]["rows"]
+        shapes = sum(entry["shapes"] for entry in entries)
+        accuracy = sum(entry["shapes"] * entry["chosen"] for entry in entries) / shapes
+        operators = len({entry["op"] for entry in entries})
+        device = record["machine"]["device"]
+        for part in (f"| {operators} | {accuracy:.1%}".replace("%", " %"), device, record["made"]["date"]):
+            assert part in row
+    paper = result("calibration_cpu")["paper_accuracy"]
+    assert f"{paper:.1%}".replace("%", " %") in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 ON_A_GPU = (
@@ -39,58 +47,60 @@ ON_A_GPU = (
 )
 
 
+def milliseconds(graph):
+    """Time of a step on the GPU by side, in the session's records."""
+    rows = result("calibration_cuda")["torch"][graph]["result"]["rows"]
+    return {
+        name: row["step_us"]["median"] / 1000 for label, row in rows.items() for name in (label, *row["also"])
+    }
+
+
+def stated(page, header):
+    """Cells of the rows below a header, without the first, one list for each step on the GPU."""
+    lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
+    head = next(number for number, line in enumerate(lines) if line.startswith(header))
+    rows = lines[head + 2 : head + 2 + len(ON_A_GPU)]
+    return [[cell.strip(" *") for cell in line.split("|")[2:-1]] for line in rows]
+
+
 def test_steps_on_a_gpu():
-    """Each ratio of the README is one of medians that took turns, in the order of its networks."""
-    found = result("calibration_cuda")
-    steps = [
-        {label: row["step_us"]["median"] for label, row in found["torch"][graph]["result"]["rows"].items()}
-        for graph in ON_A_GPU
-    ]
-
-    def ratios(over):
-        one, two, three, generator, discriminator, bert = (f"{s[over] / s['optimal']:.2f}" for s in steps)
-        return f"{one}, {two}, {three}, {generator} and {discriminator}, {bert}"
-
-    ours = row_about("a whole training step on a GPU")
-    assert ratios("fp32") in ours
-    assert found["machine"]["device"] in ours
-    assert found["made"]["date"] in ours
-    beside = row_about("PyTorch is faster there")
-    assert f"{ratios('torch')}; {ratios('torch AMP')}" in beside
-    assert [step["optimal"] > step["torch AMP"] for step in steps] == [True] * 5 + [False]  # BERT-large
+    """Times and ratios of the README are those of the records, and so is what it concludes."""
+    record = result("calibration_cuda")
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"NVIDIA {record['machine']['device'].removeprefix('NVIDIA ')}, {record['made']['date']}" in text
+    sides = ("torch", "torch AMP", "fp32", "tf-amp tf115", "campo", "optimal")
+    for graph, cells in zip(
+        ON_A_GPU, stated("README.md", "| step | torch eager | torch autocast, FP16"), strict=True
+    ):
+        ms = milliseconds(graph)
+        expected = [f"{ms[side]:.1f}" for side in sides]
+        assert cells == [*expected, *(f"{ms[side] / ms['optimal']:.2f}" for side in ("fp32", "torch AMP"))]
+    assert "faster than FP32 on all six, and torch autocast is faster than `optimal` on five" in " ".join(
+        text.split()
+    )
+    steps = [milliseconds(graph) for graph in ON_A_GPU]
+    assert all(ms["optimal"] < ms["fp32"] for ms in steps)
+    assert sum(ms["torch AMP"] < ms["optimal"] for ms in steps) == 5
     off = [
         abs(row["predicted_us"] / row["step_us"]["median"] - 1)
         for graph in ON_A_GPU
-        for row in found["torch"][graph]["result"]["rows"].values()
+        for row in record["torch"][graph]["result"]["rows"].values()
         if row["predicted_us"]
     ]
     page = " ".join((ROOT / "docs" / "gpu.md").read_text(encoding="utf-8").split())
     assert (
         f"**Predictions** of these {len(off)} steps are {sum(off) / len(off):.0%}".replace("%", " %") in page
     )
-    entries = found["calibrations"][0]["rows"]
-    row = row_about("M_A there")
-    assert f"{found['calibrations'][0]['all']['chosen']:.1%}".replace("%", " %") in row
-    assert f"{len({entry['op'] for entry in entries})} operators" in row
 
 
 def test_the_table_of_the_gpu_page():
     """Its milliseconds stand on the page of the session, too."""
-    steps = result("calibration_cuda")["torch"]
-    lines = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8").splitlines()
-    head = next(number for number, line in enumerate(lines) if line.startswith("| step | FP32 (TF32)"))
     by_torch = ("torch", "torch AMP", "torch AMP, channels last")
     sides = ("fp32", "tf-amp tf115", "torch-amp", "campo", "optimal", *by_torch)
-    for graph, line in zip(ON_A_GPU, lines[head + 2 :], strict=False):
-        rows = steps[graph]["result"]["rows"]
-        ms = {
-            name: row["step_us"]["median"] / 1000
-            for label, row in rows.items()
-            for name in (label, *row["also"])
-        }
-        stated = [cell.strip(" *") for cell in line.split("|")[2:-1]]
-        for side, cell in zip(sides, stated, strict=True):
-            assert cell in (f"{ms[side]:.1f}", "-"), (graph, side)
+    for graph, cells in zip(ON_A_GPU, stated("docs/gpu.md", "| step | FP32 (TF32)"), strict=True):
+        ms = milliseconds(graph)
+        for side, cell in zip(sides, cells, strict=True):
+            assert cell in (f"{ms[side]:.1f}" if side in ms else "-", "-"), (graph, side)
 
 
 def test_accuracy():
