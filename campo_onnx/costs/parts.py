@@ -31,8 +31,6 @@ _PART_OF = {
 def parts_of(view: GraphView) -> Mapping[str, Part]:
     """Say for every node of a graph how it stands in it.
 
-    Examples
-    --------
     A Relu behind a product is element-wise; an Add behind that Relu is computed in its kernel.
     """
     channels_last: set[str] = set()

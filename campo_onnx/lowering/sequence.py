@@ -128,8 +128,6 @@ def _lowered_from(imported: Imported, result: Imported, names: Sequence[str]) ->
 def gains_convolutions(view: GraphView, place: Place, low: Precision) -> bool:
     """Whether a newer opset admits a low precision for operators that the target runs in it.
 
-    Examples
-    --------
     A graph of convolutions at opset 20 gains BF16 on CUDA, where opset 22 has it; FP16 it has already.
     """
     if view.opset.get("", CONVOLUTIONS_IN_BF16) >= CONVOLUTIONS_IN_BF16:

@@ -71,8 +71,6 @@ def attribute_type(op: OpKey, opset: int, name: str) -> int | None:
     ONNX uses the same type for a name in all its operators, but for four names, and ONNX Runtime's operators
     follow it. A custom operator may do as it likes: nothing here reads its attributes.
 
-    Examples
-    --------
     >>> attribute_type(OpKey("com.microsoft", "ConcatTraining"), 1, "axis") == AttributeProto.INT
     True
     >>> attribute_type(OpKey("my.domain", "Fancy"), 1, "axis") is None

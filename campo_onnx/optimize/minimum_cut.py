@@ -143,12 +143,7 @@ def least_cut(
     scipy's flows are integers of 32 bits. What rounding leaves over flows in further rounds, each over what
     capacity the rounds before left, in finer steps: until less is left than floats tell.
 
-    Returns
-    -------
-    flow_us : float
-        What the cut costs.
-    reached : array of bool
-        Vertices on the side of the source: as few as possible.
+    Gives what the cut costs, and which vertices are on the side of the source: as few as possible.
     """
     if not len(tails):
         return 0.0, np.arange(size) == SOURCE

@@ -285,8 +285,6 @@ def _has_root(node: OpNode, view: GraphView, reach: int = 3) -> bool:
 def index_bound(node: OpNode, position: int, view: GraphView) -> int | None:
     """Size of what an input of a node is an index into; None when it is not an index.
 
-    Examples
-    --------
     The second input of ``Gather(table[1000, 64], indices)`` along axis 0 stays below 1000.
     """
     ask = _asked(node, position)

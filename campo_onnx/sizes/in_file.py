@@ -29,8 +29,6 @@ def with_names(graph: AnySize, ranges: Mapping[str, SizeRange]) -> onnx.ModelPro
     `graph`: its sizes are those of `ranges`, in their order.
     `ranges`: at which sizes it holds, by dimension. Each of them is the size of an axis of some input.
 
-    Examples
-    --------
     The mean over a batch multiplies by a constant 1/8 at size 8; in the file it is the inverse of an input's
     first size: Shape, Cast, Pow, Cast.
     """

@@ -97,10 +97,6 @@ def _of_tanh(g: Graph, x: Value, y: Value) -> Value:
     return 1.0 - y * y
 
 
-def _sigmoid(g: Graph, x: Value, y: Value) -> Value:
-    return y * (1.0 - y)
-
-
 def _cast(g: Graph, call: Call) -> Sequence[Value | None]:
     if not call.input(0).is_float:
         return [None]
@@ -121,7 +117,7 @@ _SLOPES: Mapping[str, _Slope] = {
     "Reciprocal": lambda g, x, y: -(y * y),
     "Erf": lambda g, x, y: _density(g, x),
     "Tanh": _of_tanh,
-    "Sigmoid": _sigmoid,
+    "Sigmoid": lambda g, x, y: y * (1.0 - y),
     "Dropout": _of_dropout,
     "Abs": lambda g, x, y: g.op("Sign", x),
     "Relu": lambda g, x, y: _positive(g, x, 0.0),

@@ -123,10 +123,6 @@ def _reduced(g: Graph, call: Call) -> tuple[Value, Value, int]:
     return reshape(g, call.gradient, shape), reshape(g, call.output, shape), count
 
 
-def _sum(g: Graph, call: Call) -> Sequence[Value]:
-    return [g.op("Expand", _reduced(g, call)[0], g.integers(call.input(0).shape))]
-
-
 def _mean(g: Graph, call: Call) -> Sequence[Value]:
     gradient, _, count = _reduced(g, call)
     return [g.op("Expand", gradient * (1.0 / count), g.integers(call.input(0).shape))]
@@ -140,17 +136,9 @@ def _largest(g: Graph, call: Call) -> Sequence[Value]:
     return [chosen * (gradient / total(g, chosen, axes))]
 
 
-def _squares(g: Graph, call: Call) -> Sequence[Value]:
-    return [call.input(0) * _reduced(g, call)[0] * 2.0]
-
-
 def _length(g: Graph, call: Call) -> Sequence[Value]:
     gradient, result, _ = _reduced(g, call)
     return [call.input(0) * (gradient / result)]
-
-
-def _expand(g: Graph, call: Call) -> Sequence[Value]:
-    return [of_shape(g, call.gradient, call.input(0).shape)]
 
 
 def _max_pool(g: Graph, call: Call) -> Sequence[Value]:
@@ -201,13 +189,13 @@ RULES: Mapping[str, Rule] = {
     "ScatterElements": lambda g, call: _scatter(g, call, read="GatherElements"),
     "ScatterND": lambda g, call: _scatter(g, call, read="GatherND"),
     "Pad": _pad,
-    "ReduceSum": _sum,
+    "ReduceSum": lambda g, call: [g.op("Expand", _reduced(g, call)[0], g.integers(call.input(0).shape))],
     "ReduceMean": _mean,
     "ReduceMax": _largest,
     "ReduceMin": _largest,
-    "ReduceSumSquare": _squares,
+    "ReduceSumSquare": lambda g, call: [call.input(0) * _reduced(g, call)[0] * 2.0],
     "ReduceL2": _length,
-    "Expand": _expand,
+    "Expand": lambda g, call: [of_shape(g, call.gradient, call.input(0).shape)],
     "Trilu": lambda g, call: [
         g.op("Trilu", call.gradient, *call.inputs[1:], upper=call.attributes.get("upper", 1))
     ],

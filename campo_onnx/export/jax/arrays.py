@@ -44,10 +44,6 @@ def _as_expected(g: Graph, expected: Expected, x: Value) -> Value:
     return reshape(g, x, expected.shape)
 
 
-def _transposed(g: Graph, expected: Expected, x: Value, *, permutation: Sequence[int]) -> Value:
-    return transpose(g, x, permutation)
-
-
 def _reduced(op_type: str, g: Graph, expected: Expected, x: Value, *, axes: Sequence[int]) -> Value:
     return reduce(g, op_type, x, axes, keepdims=False) if axes else x
 
@@ -83,14 +79,6 @@ def _sorted(g: Graph, expected: Expected, *operands: Value, dimension: int, num_
     size = g.integers([key.shape[dimension]])
     values, places = g.ops("TopK", key, size, outputs=2, axis=dimension, largest=0, sorted=1)
     return [values, *(g.op("GatherElements", x, places, axis=dimension) for x in operands[1:])]
-
-
-def _empty(g: Graph, expected: Expected) -> Value:
-    return full(g, expected.shape, 0, expected.dtype)
-
-
-def _concatenated(g: Graph, expected: Expected, *parts: Value, dimension: int) -> Value:
-    return concat(g, parts, dimension)
 
 
 def _split(g: Graph, expected: Expected, x: Value, *, sizes: Sequence[int], axis: int) -> list[Value]:
@@ -180,7 +168,7 @@ TRANSLATIONS: Table = table(
     ("argmax", partial(_argument, "ArgMax")),
     ("argmin", partial(_argument, "ArgMin")),
     ("broadcast_in_dim", _broadcast),
-    ("concatenate", _concatenated),
+    ("concatenate", lambda g, e, *parts, dimension: concat(g, parts, dimension)),
     ("cumsum", _cumsum),
     ("dot_general", _dot),
     ("expand_dims", _as_expected),
@@ -197,8 +185,8 @@ TRANSLATIONS: Table = table(
     ("slice", _sliced),
     ("sort", _sorted),
     ("top_k", _top),
-    ("empty2", _empty),
+    ("empty2", lambda g, e: full(g, e.shape, 0, e.dtype)),
     ("split", _split),
     ("squeeze", _as_expected),
-    ("transpose", _transposed),
+    ("transpose", lambda g, e, x, *, permutation: transpose(g, x, permutation)),
 )

@@ -38,10 +38,6 @@ def _on_bool(op_type: str, g: Graph, expected: Expected, *operands: Value) -> Va
     return elementwise(g, f"Bitwise{op_type}", *operands)
 
 
-def _unequal(g: Graph, expected: Expected, a: Value, b: Value) -> Value:
-    return elementwise(g, "Not", elementwise(g, "Equal", a, b))
-
-
 def _remainder(g: Graph, expected: Expected, a: Value, b: Value) -> Value:
     return g.op("Mod", a, b, fmod=1)  # with the sign of the dividend, as in C
 
@@ -50,20 +46,12 @@ def _square(g: Graph, expected: Expected, x: Value) -> Value:
     return x * x
 
 
-def _rsqrt(g: Graph, expected: Expected, x: Value) -> Value:
-    return elementwise(g, "Reciprocal", elementwise(g, "Sqrt", x))
-
-
 def _integer_pow(g: Graph, expected: Expected, x: Value, *, y: int) -> Value:
     if y == 2:
         return _square(g, expected, x)
     if y == -1:
         return elementwise(g, "Reciprocal", x)
     return elementwise(g, "Pow", x, y)
-
-
-def _erfc(g: Graph, expected: Expected, x: Value) -> Value:
-    return 1 - elementwise(g, "Erf", x)
 
 
 def _rounded(g: Graph, expected: Expected, x: Value, *, rounding_method: Any) -> Value:
@@ -83,37 +71,21 @@ def _select(g: Graph, expected: Expected, which: Value, *cases: Value) -> Value:
     return elementwise(g, "Where", which, cases[1], cases[0])
 
 
-def _clamp(g: Graph, expected: Expected, low: Value, x: Value, high: Value) -> Value:
-    return elementwise(g, "Min", elementwise(g, "Max", x, low), high)
-
-
-def _is_finite(g: Graph, expected: Expected, x: Value) -> Value:
-    return elementwise(g, "Equal", x - x, 0)
-
-
-def _converted(g: Graph, expected: Expected, x: Value) -> Value:
-    return cast(g, x, expected.dtype)
-
-
-def _identity(g: Graph, expected: Expected, *operands: Value) -> Value | tuple[Value, ...]:
-    return operands if len(operands) > 1 else operands[0]
-
-
 TRANSLATIONS: Table = table(
     *((name, partial(_same, op_type)) for name, op_type in _SAME.items()),
     *((name, partial(_on_bool, op_type)) for name, op_type in _ON_BOOL.items()),
-    (_IDENTITIES, _identity),
-    ("ne", _unequal),
+    (_IDENTITIES, lambda g, e, *operands: operands if len(operands) > 1 else operands[0]),
+    ("ne", lambda g, e, a, b: elementwise(g, "Not", elementwise(g, "Equal", a, b))),
     ("rem", _remainder),
     ("square", _square),
-    ("rsqrt", _rsqrt),
+    ("rsqrt", lambda g, e, x: elementwise(g, "Reciprocal", elementwise(g, "Sqrt", x))),
     ("round", _rounded),
     ("integer_pow", _integer_pow),
     ("log1p", log1p),
     ("expm1", expm1),
-    ("erfc", _erfc),
+    ("erfc", lambda g, e, x: 1 - elementwise(g, "Erf", x)),
     ("select_n", _select),
-    ("clamp", _clamp),
-    ("is_finite", _is_finite),
-    ("convert_element_type", _converted),
+    ("clamp", lambda g, e, low, x, high: elementwise(g, "Min", elementwise(g, "Max", x, low), high)),
+    ("is_finite", lambda g, e, x: elementwise(g, "Equal", x - x, 0)),
+    ("convert_element_type", lambda g, e, x: cast(g, x, e.dtype)),
 )

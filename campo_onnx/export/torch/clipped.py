@@ -36,10 +36,6 @@ def _hardsigmoid_backward(g: Graph, expected: Expected, gradient: Value, x: Valu
     return scaled(g, passed, 0.5 / _BOUND)
 
 
-def _hardswish(g: Graph, expected: Expected, x: Value) -> Value:
-    return x * _hardsigmoid(g, expected, x)
-
-
 def _hardswish_backward(g: Graph, expected: Expected, gradient: Value, x: Value) -> Value:
     # The slope is the hard sigmoid, and x / 6 more between the bounds. ThresholdedRelu keeps what is
     # above a bound, and nothing else: two are half as long as comparisons and Where on a CPU. The upper bound
@@ -58,6 +54,6 @@ TRANSLATIONS: Table = table(
     (aten.hardtanh_backward.default, _hardtanh_backward),
     (aten.hardsigmoid.default, _hardsigmoid),
     (aten.hardsigmoid_backward.default, _hardsigmoid_backward),
-    (aten.hardswish.default, _hardswish),
+    (aten.hardswish.default, lambda g, e, x: x * _hardsigmoid(g, e, x)),
     (aten.hardswish_backward.default, _hardswish_backward),
 )

@@ -69,10 +69,6 @@ def _sum(x: _Number, y: _Number, *, alpha: Any = 1) -> Complex:
     return Complex(x.real + y.real, x.imaginary + y.imaginary)
 
 
-def _difference(x: _Number, y: _Number, *, alpha: Any = 1) -> Complex:
-    return _sum(x, _product(y, alpha), alpha=-1)
-
-
 def _is_real(x: _Number) -> bool:
     return not isinstance(x, Complex | complex)
 
@@ -154,7 +150,7 @@ RULES: Mapping[str, Callable[..., Any]] = {
     "reciprocal": partial(_quotient, 1),
     "sgn": _direction,
     "sign": _direction,
-    "sub": _difference,
+    "sub": lambda x, y, *, alpha=1: _sum(x, _product(y, alpha), alpha=-1),
     "view_as_complex": lambda x: Complex(x.select(-1, 0), x.select(-1, 1)),
     "view_as_real": lambda z: torch.stack(z, -1),
     **fourier.RULES,

@@ -104,10 +104,6 @@ def _eye(rows: int, columns: int, **settings: Any) -> torch.Tensor:
     return (down.unsqueeze(1) == across.unsqueeze(0)).to(dtype)
 
 
-def _square_eye(n: int, **settings: Any) -> torch.Tensor:
-    return _eye(n, n, **settings)
-
-
 def _shifted_left(x: torch.Tensor, count: Any) -> torch.Tensor:
     return x * _powers_of_two(x, count)
 
@@ -165,10 +161,6 @@ def _median_dim(x: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch
     return value, place
 
 
-def _median(x: torch.Tensor) -> torch.Tensor:
-    return _median_dim(x.reshape(-1), 0)[0]
-
-
 def _diagonal(x: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> torch.Tensor:
     matrices = x.movedim((dim1, dim2), (-2, -1))
     return matrices.flatten(-2)[..., _on_diagonal(matrices, offset)]
@@ -189,10 +181,6 @@ def _on_diagonal(matrices: torch.Tensor, offset: int) -> slice:
     start = offset if offset >= 0 else -offset * columns
     count = max(0, min(rows + min(offset, 0), columns - max(offset, 0)))
     return slice(start, start + count * (columns + 1), columns + 1)
-
-
-def _dist(x: torch.Tensor, y: torch.Tensor, p: float = 2) -> torch.Tensor:
-    return torch.linalg.vector_norm(x - y, p)
 
 
 def _masked_scatter(x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
@@ -285,8 +273,8 @@ OPERATIONS: Mapping[Any, Callable[..., Any]] = {
     aten.diagonal_copy.default: _diagonal,
     aten.diagonal_scatter.default: _diagonal_scatter,
     aten.digamma.default: _digamma,
-    aten.dist.default: _dist,
-    aten.eye.default: _square_eye,
+    aten.dist.default: lambda x, y, p=2: torch.linalg.vector_norm(x - y, p),
+    aten.eye.default: lambda n, **settings: _eye(n, n, **settings),
     aten.fake_quantize_per_channel_affine_cachemask.default: _quantized_per_channel,
     aten.fake_quantize_per_tensor_affine_cachemask.default: _quantized_per_tensor,
     aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: _quantized_if_enabled,
@@ -298,7 +286,7 @@ OPERATIONS: Mapping[Any, Callable[..., Any]] = {
     aten.logcumsumexp.default: _logcumsumexp,
     aten.masked_scatter.default: _masked_scatter,
     aten.masked_scatter_backward.default: _masked_scatter_backward,
-    aten.median.default: _median,
+    aten.median.default: lambda x: _median_dim(x.reshape(-1), 0)[0],
     aten.median.dim: _median_dim,
     aten.polygamma.default: _polygamma,
     aten.unfold.default: _unfold,

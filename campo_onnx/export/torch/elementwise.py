@@ -146,10 +146,6 @@ def _elu(
     return elementwise(g, "Where", x > 0, x * scale, grown * (alpha * scale))
 
 
-def _gelu(g: Graph, expected: Expected, x: Value, *, approximate: str = "none") -> Value:
-    return g.op("Gelu", x, approximate=approximate)
-
-
 def _gelu_backward(
     g: Graph, expected: Expected, gradient: Value, x: Value, *, approximate: str = "none"
 ) -> Value:
@@ -166,14 +162,6 @@ def _gelu_backward(
     return scaled(g, gradient * doubled, 0.5)
 
 
-def _sigmoid_backward(g: Graph, expected: Expected, gradient: Value, y: Value) -> Value:
-    return gradient * (y * (1 - y))
-
-
-def _tanh_backward(g: Graph, expected: Expected, gradient: Value, y: Value) -> Value:
-    return gradient * (1 - y * y)
-
-
 def _to_copy(g: Graph, expected: Expected, x: Value, *_: Any, **__: Any) -> Value:
     return cast(g, x, expected.dtype)
 
@@ -188,10 +176,6 @@ def _filled(g: Graph, expected: Expected, like: Any, number: float, *_: Any, **_
 
 def _constant(number: float, g: Graph, expected: Expected, *_: Any, **__: Any) -> Value:
     return full(g, expected.shape, number, expected.dtype)
-
-
-def _scalar_tensor(g: Graph, expected: Expected, number: float, **_: Any) -> Value:
-    return full(g, (), number, expected.dtype)
 
 
 def _fill(g: Graph, expected: Expected, x: Value, value: Any) -> Value:
@@ -256,16 +240,16 @@ TRANSLATIONS: Table = table(
     (aten.log1p.default, log1p),
     (aten.expm1.default, expm1),
     (aten.elu.default, _elu),
-    (aten.gelu.default, _gelu),
+    (aten.gelu.default, lambda g, e, x, *, approximate="none": g.op("Gelu", x, approximate=approximate)),
     (aten.gelu_backward.default, _gelu_backward),
-    (aten.sigmoid_backward.default, _sigmoid_backward),
-    (aten.tanh_backward.default, _tanh_backward),
+    (aten.sigmoid_backward.default, lambda g, e, gradient, y: gradient * (y * (1 - y))),
+    (aten.tanh_backward.default, lambda g, e, gradient, y: gradient * (1 - y * y)),
     ((aten._to_copy.default, torch.ops.prims.convert_element_type.default), _to_copy),
     ((aten.clone.default, aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default), _identity),
     (aten.copy.default, lambda g, e, x, source, *_: expand(g, cast(g, source, e.dtype), e.shape)),
     ((aten.full_like.default, aten.full.default), _filled),
     ((aten.ones_like.default, aten.ones.default), partial(_constant, 1)),
     (_ZEROS, partial(_constant, 0)),
-    (aten.scalar_tensor.default, _scalar_tensor),
+    (aten.scalar_tensor.default, lambda g, e, number, **_: full(g, (), number, e.dtype)),
     ((aten.fill.Scalar, aten.fill.Tensor), _fill),
 )

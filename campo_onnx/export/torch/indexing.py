@@ -25,10 +25,6 @@ _INT64 = int(TensorProto.INT64)
 _BOOL = int(TensorProto.BOOL)
 
 
-def _embedding(g: Graph, expected: Expected, weight: Value, indices: Value, *_: Any) -> Value:
-    return g.op("Gather", weight, indices, axis=0)
-
-
 def _embedding_backward(
     g: Graph, expected: Expected, gradient: Value, indices: Value, count: int, padding: int,
     by_frequency: bool,
@@ -104,10 +100,6 @@ def _scatter_mean(g: Graph, x: Value, axis: int, index: Value, source: Value, in
     first = full(g, x.shape, 1 if include_self else 0, x.dtype)
     count = g.op("ScatterElements", first, index, ones, axis=axis, reduction="add")
     return total / elementwise(g, "Max", count, 1)
-
-
-def _index_select(g: Graph, expected: Expected, x: Value, dim: int, index: Value) -> Value:
-    return g.op("Gather", x, index, axis=dim % x.rank)
 
 
 def _index(g: Graph, expected: Expected, x: Value, indices: Sequence[Value | None]) -> Value:
@@ -211,13 +203,13 @@ def _masked_put(g: Graph, x: Value, mask: Value, values: Value, accumulate: bool
 
 
 TRANSLATIONS: Table = table(
-    (aten.embedding.default, _embedding),
+    (aten.embedding.default, lambda g, e, weight, indices, *_: g.op("Gather", weight, indices, axis=0)),
     (aten.embedding_dense_backward.default, _embedding_backward),
     (aten.gather.default, _gather),
     ((aten.scatter.src, aten.scatter.value), _scatter),
     (aten.scatter_add.default, _scatter_add),
     (aten.scatter_reduce.two, _scatter_reduce),
-    (aten.index_select.default, _index_select),
+    (aten.index_select.default, lambda g, e, x, dim, index: g.op("Gather", x, index, axis=dim % x.rank)),
     (aten.put.default, _put),
     (aten.index_add.default, _index_add),
     (aten.index_copy.default, _index_copy),

@@ -13,27 +13,11 @@ from campo_onnx.export.torch.operands import aten, axes_of
 from campo_onnx.export.translation import Expected, Table, table
 
 
-def _reshaped(g: Graph, expected: Expected, x: Value, *_: Any, **__: Any) -> Value:
-    return reshape(g, x, expected.shape)
-
-
-def _expanded(g: Graph, expected: Expected, x: Value, *_: Any, **__: Any) -> Value:
-    return expand(g, x, expected.shape)
-
-
-def _permuted(g: Graph, expected: Expected, x: Value, dims: Sequence[int]) -> Value:
-    return transpose(g, x, [d % x.rank for d in dims])
-
-
 def _swapped(g: Graph, expected: Expected, x: Value, dim0: int, dim1: int) -> Value:
     perm = list(range(x.rank))
     if perm:
         perm[dim0], perm[dim1] = perm[dim1], perm[dim0]
     return transpose(g, x, perm)
-
-
-def _t(g: Graph, expected: Expected, x: Value) -> Value:
-    return transpose(g, x, list(range(x.rank))[::-1])
 
 
 def _cat(g: Graph, expected: Expected, parts: Sequence[Value], dim: int = 0) -> Value:
@@ -148,10 +132,6 @@ def _split(g: Graph, expected: Expected, x: Value, sizes: int | Sequence[int], d
     return [sliced(g, x, dim, end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
 
-def _unbind(g: Graph, expected: Expected, x: Value, dim: int = 0) -> list[Value]:
-    return [_select(g, expected, x, dim, i) for i in range(x.shape[dim])]
-
-
 def _constant_pad(g: Graph, expected: Expected, x: Value, widths: Sequence[int], value: float = 0) -> Value:
     before, after = [0] * x.rank, [0] * x.rank
     for i in range(len(widths) // 2):
@@ -192,11 +172,11 @@ _RESHAPES = (
 )
 
 TRANSLATIONS: Table = table(
-    (_RESHAPES, _reshaped),
-    (aten.expand.default, _expanded),
-    (aten.permute.default, _permuted),
+    (_RESHAPES, lambda g, e, x, *_, **__: reshape(g, x, e.shape)),
+    (aten.expand.default, lambda g, e, x, *_, **__: expand(g, x, e.shape)),
+    (aten.permute.default, lambda g, e, x, dims: transpose(g, x, [d % x.rank for d in dims])),
     (aten.transpose.int, _swapped),
-    (aten.t.default, _t),
+    (aten.t.default, lambda g, e, x: transpose(g, x, list(range(x.rank))[::-1])),
     (aten.cat.default, _cat),
     (aten.slice.Tensor, _slice),
     (aten.select.int, _select),
@@ -206,7 +186,7 @@ TRANSLATIONS: Table = table(
     (aten.select_scatter.default, _select_scatter),
     (aten.split.Tensor, _split),
     (aten.split_with_sizes.default, _split),
-    (aten.unbind.int, _unbind),
+    (aten.unbind.int, lambda g, e, x, dim=0: [_select(g, e, x, dim, i) for i in range(x.shape[dim])]),
     (aten.constant_pad_nd.default, _constant_pad),
     (aten.repeat.default, _repeat),
     (aten.flip.default, _flip),

@@ -154,14 +154,6 @@ def _gru_cell(x: torch.Tensor, h: torch.Tensor, state: State, _: Sequence[torch.
     return (n + z * (state[0] - n),)
 
 
-def _tanh_cell(x: torch.Tensor, h: torch.Tensor, state: State, _: Sequence[torch.Tensor]) -> State:
-    return ((x + h).tanh(),)
-
-
-def _relu_cell(x: torch.Tensor, h: torch.Tensor, state: State, _: Sequence[torch.Tensor]) -> State:
-    return ((x + h).relu(),)
-
-
 def _recurrent(cell: Cell, single: bool) -> Callable[..., Any]:
     def layers(
         rows: Rows, sizes: Sizes, first: Any, weights: Sequence[torch.Tensor], biased: bool, count: int,
@@ -211,6 +203,6 @@ _KNOWN: Mapping[Any, Callable[..., Any]] = {
     torch._VF._pad_packed_sequence: _padded,
     torch._VF.lstm: _recurrent(_lstm_cell, single=False),
     torch._VF.gru: _recurrent(_gru_cell, single=True),
-    torch._VF.rnn_tanh: _recurrent(_tanh_cell, single=True),
-    torch._VF.rnn_relu: _recurrent(_relu_cell, single=True),
+    torch._VF.rnn_tanh: _recurrent(lambda x, h, state, _: ((x + h).tanh(),), single=True),
+    torch._VF.rnn_relu: _recurrent(lambda x, h, state, _: ((x + h).relu(),), single=True),
 }

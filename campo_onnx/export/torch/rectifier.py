@@ -61,10 +61,6 @@ def _behind_views(g: Graph, value: Value | None) -> Node | None:
     return _behind_views(g, node.inputs[0]) if node is not None and node.op_type == "Reshape" else node
 
 
-def _leaky_relu(g: Graph, expected: Expected, x: Value, slope: float = 0.01) -> Value:
-    return g.op("LeakyRelu", x, alpha=float(slope))
-
-
 def _leaky_relu_backward(
     g: Graph, expected: Expected, gradient: Value, x: Value, slope: float, is_result: bool
 ) -> Value:
@@ -74,7 +70,7 @@ def _leaky_relu_backward(
 
 TRANSLATIONS: Table = table(
     (aten.relu.default, _relu),
-    (aten.leaky_relu.default, _leaky_relu),
+    (aten.leaky_relu.default, lambda g, e, x, slope=0.01: g.op("LeakyRelu", x, alpha=float(slope))),
     (aten.leaky_relu_backward.default, _leaky_relu_backward),
     ((aten.softshrink_backward.default, aten.hardshrink_backward.default), _shrunk_backward),
     (aten.threshold_backward.default, _threshold_backward),

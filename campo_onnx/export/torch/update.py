@@ -14,16 +14,8 @@ class Updates:
     Where a gradient is not finite, gradients count as zero and the numbers of the update are such that
     weights and slots stay what they are: one choice for each gradient, where each new tensor would take one.
 
-    Parameters
-    ----------
-    optimizer
-        Its settings.
-    lr
-        The learning rate.
-    count
-        The number of this update, from 1 on; None for an optimizer that does not ask for it.
-    finite
-        Whether every gradient is finite; None where nobody asks.
+    `count`: the number of this update, from 1 on; None for an optimizer that does not ask for it.
+    `finite`: whether every gradient is finite; None where nobody asks.
     """
 
     def __init__(

@@ -131,10 +131,6 @@ def _where(_condition: Any, a: Any, b: Any) -> Range | None:
     return _joined((a, b))
 
 
-def _padded(x: Any, _widths: Any, number: Any = 0) -> Range | None:
-    return _joined((x, number))
-
-
 def _computed(function: Callable[[int, int], int]) -> Callable[..., Range | None]:
     def rule(a: Any, b: Any, *, alpha: Any = 1) -> Range | None:
         first, second = range_of(a), range_of(b)
@@ -162,7 +158,7 @@ _RULES: Mapping[Any, Callable[..., Range | None]] = {
     aten.arange.start_step: _arange,
     aten.cat.default: _joined,
     aten.clamp.default: _clamp,
-    aten.constant_pad_nd.default: _padded,
+    aten.constant_pad_nd.default: lambda x, _widths, number=0: _joined((x, number)),
     aten.remainder.Scalar: _remainder,
     aten.scalar_tensor.default: _copied,
 }

@@ -36,10 +36,6 @@ def layer_normalization_types(signature: Signature) -> list[TensorType]:
     return [x, *[TensorType(signature.attribute("stash_type", FLOAT), statistics)] * 2]
 
 
-def _simplified_types(signature: Signature) -> list[TensorType]:
-    return layer_normalization_types(signature)[:2]
-
-
 _NORM = Family.NORMALIZATION
 
 SPECS = (
@@ -74,7 +70,7 @@ SPECS = (
         _NORM,
         work=Stream(8),
         ports=FixedPorts((0, 1)),
-        shapes=_simplified_types,
+        shapes=lambda signature: layer_normalization_types(signature)[:2],
         standard_in_runtime=True,
     ),
     # The output has the type of the scale, which kernels take in the type of the data only.

@@ -34,8 +34,6 @@ def _inherited(a: ValueRange, b: ValueRange, *, keeps_integers: bool) -> ValueRa
 def times(x: float, y: float) -> float:
     """A product in which nothing is larger than zero is zero.
 
-    Examples
-    --------
     >>> times(0.0, float("inf"))
     0.0
     """

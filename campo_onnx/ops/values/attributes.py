@@ -11,13 +11,7 @@ _NO_DATA = frozenset(
 
 
 def scalar_attributes(signature: Signature) -> Iterator[tuple[str, float]]:
-    """List the floating-point attributes that take part in what a node computes.
-
-    Yields
-    ------
-    tuple
-        Name and value, which may be infinite or NaN.
-    """
+    """List the floating-point attributes that take part in what a node computes; infinity and NaN too."""
     for name, value in signature.attributes.items():
         if isinstance(value, float) and name not in _NO_DATA:
             yield name, value

@@ -11,19 +11,12 @@ from campo_onnx.ops.values.rule import Ranges
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """An error that may be made of a value `v`: ``max(relative * |v|, absolute)``.
-
-    Parameters
-    ----------
-    relative, absolute
-        The two parts; both 0 where the value is needed exactly.
-    is_place
-        Whether it is an index or a coordinate. What sets its own accuracy, such as a product of matrices, has
-        to compute such a value in FP32 as well.
-    """
+    """An error that may be made of a value `v`: ``max(relative * |v|, absolute)``; none where both are 0."""
 
     relative: float = 0.0
     absolute: float = 0.0
+    # Whether it is an index or a coordinate. What sets its own accuracy, such as a product of matrices, has
+    # to compute such a value in FP32 as well.
     is_place: bool = False
 
     def allowed(self, magnitude: float) -> float:

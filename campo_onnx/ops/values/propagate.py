@@ -13,16 +13,10 @@ from campo_onnx.ops.values.rule import Ranges, of_type
 def propagated(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     """Find the ranges of a node's outputs from those of its inputs.
 
-    Parameters
-    ----------
-    inputs
-        Ranges by position; None is an input that is left out.
+    Outputs of an operator without a rule carry on large values of its inputs, since nothing says that it
+    bounds them.
 
-    Returns
-    -------
-    tuple
-        One range per output. Outputs of an operator without a rule carry on large values of its
-        inputs, since nothing says that it bounds them.
+    `inputs`: ranges by position; None is an input that is left out.
     """
     rule = current().spec_of(signature).values or _carried
     results = rule(signature, inputs)

@@ -15,53 +15,28 @@ class ValueRange:
     value that the tensor is taken to hold (a mask of -1e9, the reciprocal of an epsilon) says that a
     precision which cannot hold it is wrong. What nothing is known of is taken to hold values of a
     moderate size, :data:`UNKNOWN`: activations and gradients are what a low precision is made for.
-
-    Parameters
-    ----------
-    lowest, highest
-        Proved bounds of its finite values; infinite where nothing is proved.
-    expected_lowest, expected_highest
-        The smallest and the largest value it is taken to hold.
-    smallest
-        Smallest nonzero magnitude it is taken to hold; 1 where none is known.
-    is_integer
-        Whether all values are integers.
-    from_integers
-        Whether it is computed from integers and constants alone: positions, counts, masks.
-    step
-        The distance of neighbouring values, where it is: 1 of positions, 10,000 of a mask of 0 and -10,000.
-    varies
-        Whether it depends on anything but constants.
-    is_guard
-        Whether its extreme values occur only where something unknown vanishes, as in
-        1 / sqrt(variance + epsilon). A product with what vanishes there too is not extreme.
-    guarded
-        Of a guard: how many elements have one of their own. What vanishes with it has more.
-    rounding
-        Largest error that rounding to 11 bits makes of a constant.
-    is_given
-        Whether it is an input of the graph as it is: a weight, a scale per channel, data.
-    is_window
-        Whether it weighs values and their squares, as that in which a variance is taken.
-    source
-        The tensor of the graph that its extreme values come from; ``""`` where none is known.
     """
 
+    # lowest, highest: proved bounds of its finite values; infinite where nothing is proved.
     lowest: float = -INFINITY
     highest: float = INFINITY
+    # expected_lowest, expected_highest: the smallest and the largest value it is taken to hold.
     expected_lowest: float = -1.0
     expected_highest: float = 1.0
-    smallest: float = 1.0
-    is_integer: bool = False
-    from_integers: bool = False
+    smallest: float = 1.0  # smallest nonzero magnitude it is taken to hold; 1 where none is known
+    is_integer: bool = False  # whether all values are integers
+    from_integers: bool = False  # whether it is computed from integers and constants alone: positions, masks
+    # The distance of neighbouring values, where it is: 1 of positions, 10,000 of a mask of 0 and -10,000.
     step: float = 1.0
-    varies: bool = True
+    varies: bool = True  # whether it depends on anything but constants
+    # Whether its extreme values occur only where something unknown vanishes, as in
+    # 1 / sqrt(variance + epsilon). A product with what vanishes there too is not extreme.
     is_guard: bool = False
-    guarded: int = 0
-    rounding: float = 0.0
-    is_given: bool = False
-    is_window: bool = False
-    source: str = ""
+    guarded: int = 0  # of a guard: how many elements have one of their own; what vanishes with it has more
+    rounding: float = 0.0  # largest error that rounding to 11 bits makes of a constant
+    is_given: bool = False  # whether it is an input of the graph as it is: a weight, a scale, data
+    is_window: bool = False  # whether it weighs values and their squares, as for a variance
+    source: str = ""  # the tensor that its extreme values come from; `""` where none is known
 
     def __post_init__(self) -> None:
         if not self.lowest <= self.expected_lowest <= self.expected_highest <= self.highest:

@@ -37,21 +37,12 @@ _MOST = 1e30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accumulated:
-    """Sums in the forward pass.
+    """Sums in the forward pass."""
 
-    Parameters
-    ----------
-    terms
-        How many values of size 1 a tensor's elements hold, by name; those of one value are left out.
-    of_one_sign
-        Tensors whose terms cannot cancel.
-    running
-        Running sums: of CumSum, of loops.
-    """
-
+    # How many values of size 1 a tensor's elements hold, by name; those of one value are left out.
     terms: Mapping[str, float]
-    of_one_sign: frozenset[str]
-    running: frozenset[str]
+    of_one_sign: frozenset[str]  # tensors whose terms cannot cancel
+    running: frozenset[str]  # running sums: of CumSum, of loops
 
     def is_long(self, tensor: str) -> bool:
         """Whether a sum of so many values may overflow FP16."""

@@ -53,15 +53,8 @@ def needed_exactly(values: GraphValues, more: Mapping[str, Needs]) -> Mapping[st
 
     One pass from outputs to inputs, which visits every node once.
 
-    Parameters
-    ----------
-    more
-        What nodes ask of their inputs for what they do together with others, by node name.
-
-    Returns
-    -------
-    mapping
-        By node name, the first such tensor.
+    Gives the first such tensor, by node name. `more` is what nodes ask of their inputs for what they do
+    together with others, by node name.
     """
     search = _Backward(values)
     for node in reversed(values.view.nodes):

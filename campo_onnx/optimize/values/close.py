@@ -45,7 +45,7 @@ _ROUNDINGS = 16.0
 
 
 def close_differences(values: GraphValues, sums: Accumulated) -> Mapping[str, Needs]:
-    """Find differences that may be far smaller than their terms.
+    """Say what nodes ask of their inputs, by name, whose differences may be far smaller than their terms.
 
     - Of a value and its rounding: ``x - float(half(x))`` is what rounding takes from x, and where x is
       rounded before, nothing is left.
@@ -59,11 +59,6 @@ def close_differences(values: GraphValues, sums: Accumulated) -> Mapping[str, Ne
     - Of statistics, in the backward pass: what a difference of them leaves of a gradient.
     - Of long sums of one sign: 500 log-probabilities are off by 0.25 in FP16, and another model's
       sum lies 1 apart.
-
-    Returns
-    -------
-    mapping
-        What is asked of the inputs, by name of the node.
     """
     search, differences = _Close(values), {}
     for node in values.view.nodes:

@@ -34,8 +34,6 @@ _MOST_SOURCES = 6
 class Functions:
     """The tensors that each is computed from element by element, and what has been rounded since.
 
-    Examples
-    --------
     Of ``s + t`` and ``2 * sqrt(s * t)`` both are functions of s and t, so that their difference may be far
     smaller than either; so may ``exp(x) - 1`` be, and the determinant ``x[0] * y[1] - x[1] * y[0]``. A
     projection is a function of what it is taken from, ``b - a * sum(a * b)``, and whatever is added to a

@@ -17,17 +17,7 @@ _NARROW = 1e30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphValues:
-    """A graph with all that a search for lost values goes by.
-
-    Parameters
-    ----------
-    needs
-        How exactly nodes need inputs that decide which way control flow goes, by node name.
-    loops
-        Turns of the loops that add to a state and return it, by output.
-    computed
-        Single numbers that are computed of constants and shapes: a fill, a number from FP64.
-    """
+    """A graph with all that a search for lost values goes by."""
 
     view: GraphView
     ports: Mapping[str, Ports]
@@ -35,8 +25,11 @@ class GraphValues:
     low: Precision
     scaling: LossScaling
     declared: AbstractSet[str] = frozenset()
+    # How exactly nodes need inputs that decide which way control flow goes, by node name.
     needs: Mapping[str, Needs] = field(default_factory=dict)
+    # Turns of the loops that add to a state and return it, by output.
     loops: Mapping[str, float] = field(default_factory=dict)
+    # Single numbers that are computed of constants and shapes: a fill, a number from FP64.
     computed: AbstractSet[str] = frozenset()
 
     @property

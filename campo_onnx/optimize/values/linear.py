@@ -20,8 +20,6 @@ class LinearForms:
     Parts of a tensor count as the tensor: neighbouring samples are close to each other. The same sum over
     the same axes of two tensors is a sum of their terms. What a constant adds has an empty name.
 
-    Examples
-    --------
     ``(x + 0.5 * s) - (x - 0.5 * s)`` leaves nothing of ``x``, nor does ``x[2:] - 2 * x[1:-1] + x[:-2]``.
     """
 

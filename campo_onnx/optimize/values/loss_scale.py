@@ -20,22 +20,14 @@ _QUOTIENTS = op_keys("Div Reciprocal")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossScaling:
-    """Loss scaling of a graph's gradients.
-
-    Parameters
-    ----------
-    scale
-        The scalar input or constant that multiplies the loss, or what a YieldOp brings in; None without any.
-    scalars
-        Tensors of one element whose size no constant tells, each with the input it comes from.
-    unscaled
-        Nodes behind the division by the scale.
-    """
+    """Loss scaling of a graph's gradients."""
 
     forward: frozenset[str]
+    # The scalar input or constant that multiplies the loss, or what a YieldOp brings in; None without any.
     scale: str | None
+    # Tensors of one element whose size no constant tells, each with the input it comes from.
     scalars: Mapping[str, str]
-    unscaled: frozenset[str]
+    unscaled: frozenset[str]  # nodes behind the division by the scale
 
 
 @remembered

@@ -38,8 +38,6 @@ _COARSE_EXPONENT, _VISIBLE_EXPONENT = 8.0, 2.0**-8
 def largest_exact(low: Precision) -> int:
     """Up to here every integer is exact.
 
-    Examples
-    --------
     >>> largest_exact(Precision.FP16), largest_exact(Precision.BF16)
     (2048, 256)
     """

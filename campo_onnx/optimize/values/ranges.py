@@ -47,14 +47,9 @@ class DeclaredRange:
 def value_ranges(
     imported: Imported, declared: Mapping[str, DeclaredRange] = MappingProxyType({})
 ) -> Mapping[str, ValueRange]:
-    """Find the range of every tensor, those in bodies included.
+    """Find the range of every tensor, those in bodies included; one pass forward.
 
-    The pass is forward and visits every node once.
-
-    Raises
-    ------
-    UsageError
-        If a range is declared for something that is not an input of the graph.
+    UsageError says that a range is declared for something that is not an input of the graph.
     """
     return _value_ranges(imported, tuple(sorted(declared.items(), key=lambda named: named[0])))
 

@@ -25,24 +25,14 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostValue:
-    """A value that a node reads or writes and a low precision does not hold.
-
-    Parameters
-    ----------
-    source
-        Where the value comes from; the tensor itself where nothing else is known.
-    is_integer
-        Whether it is a count or a position that would no longer be exact.
-    is_rounded
-        Whether the values around it become one and the same.
-    """
+    """A value that a node reads or writes and a low precision does not hold."""
 
     tensor: str
-    source: str
+    source: str  # the tensor that the value comes from; `tensor` where no other one tells
     value: float
     overflows: bool = False
-    is_integer: bool = False
-    is_rounded: bool = False
+    is_integer: bool = False  # whether it is a count or a position that would no longer be exact
+    is_rounded: bool = False  # whether the values around it become one and the same
     is_attribute: bool = False
 
 

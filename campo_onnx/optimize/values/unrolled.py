@@ -32,24 +32,13 @@ _MOST_NODES = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class Unrolled:
-    """The graph, and what its loops and branches tell beside it.
+    """The graph, and what its loops and branches tell beside it."""
 
-    Parameters
-    ----------
-    imported
-        The graph with bodies in place of their nodes; its model is the one before.
-    needs
-        How exactly nodes need their inputs because these decide which way the graph goes, by node name.
-    growing
-        Results of loops that multiply a state in every turn.
-    terms
-        By tensor that a loop adds up, how many values.
-    """
-
-    imported: Imported
+    imported: Imported  # the graph with bodies in place of their nodes; its model is the one before
+    # How exactly nodes need their inputs because these decide which way the graph goes, by node name.
     needs: Mapping[str, Needs] = field(default_factory=dict)
-    growing: frozenset[str] = frozenset()
-    terms: Mapping[str, float] = field(default_factory=dict)
+    growing: frozenset[str] = frozenset()  # results of loops that multiply a state in every turn
+    terms: Mapping[str, float] = field(default_factory=dict)  # by tensor that a loop adds up, how many values
 
 
 def unrolled(imported: Imported) -> Unrolled:

@@ -37,10 +37,7 @@ def value_verdicts(
 ) -> Mapping[str, Verdict]:
     """Find the nodes that would lose a value, whatever else is decided about them or about others.
 
-    Returns
-    -------
-    mapping
-        By node name; a node that reads several such values is told of the first.
+    A node that reads several such values is told of the first.
     """
     graph = unrolled(imported)
     view, ranges = graph.imported.view, value_ranges(imported, declared)

@@ -42,16 +42,7 @@ def leading_to(
 ) -> frozenset[str]:
     """Find tensors whose values come to the inputs that `ends` names of some node.
 
-    Parameters
-    ----------
-    ends
-        Names the inputs of a node where the search begins.
-    through
-        Operators that values come through.
-    counts
-        Tells which tensors count; all do where it is left out.
-    data
-        The inputs that values come through.
+    They come through the inputs that `data` names, of operators in `through`; `counts` tells which count.
     """
     tensors: set[str] = set()
     for node in reversed(view.nodes):

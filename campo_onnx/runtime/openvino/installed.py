@@ -26,8 +26,6 @@ _TELEMETRY = "openvino_telemetry"
 def problem_with(module: ModuleType | None, why: str, wheel: str) -> tuple[str, str]:
     """Say what is wrong with an installation, and which command mends it; two empty texts if nothing is.
 
-    Examples
-    --------
     >>> problem_with(None, "No module named 'openvino'", "")
     ('OpenVINO is not installed', 'Install it with: pip install "campo-onnx[openvino]"')
     """
