@@ -1,4 +1,4 @@
-"""Exported steps whose loss is a difference of statistics that lie close together, as emulated."""
+"""Exported steps whose gradients cancel, since their loss tells close values apart, as emulated."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -50,6 +50,21 @@ class _Pool(nn.Module):
         mean = shares @ h
         deviation = (shares @ h**2 - mean**2 + 1e-6).sqrt()
         return self.last(torch.cat([mean, deviation], -1))[:, 0]
+
+
+class _Attentive(nn.Module):
+    """Mean and deviation by shares, of channels that are all far from zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.shares = nn.Conv1d(40, 64, 5, padding=2), nn.Conv1d(64, 1, 1)
+        self.last = nn.Linear(128, 10)
+
+    def forward(self, x: Any) -> Any:
+        h = F.relu(self.first(x)) + 3
+        shares = self.shares(h).softmax(-1)
+        mean, square = (torch.einsum("bot,bct->bc", shares, value) for value in (h, h * h))
+        return self.last(torch.cat([mean, (square - mean * mean).clamp(min=1e-5).sqrt()], 1))
 
 
 class _Framed(nn.Module):
@@ -111,6 +126,34 @@ def _cosine(a: Any, b: Any) -> Any:
     return torch.einsum("bd,bd->b", F.normalize(a, dim=1), F.normalize(b, dim=1))
 
 
+def _close_by_bmm() -> tuple[nn.Module, Callable[..., Any], list[Any], list[Any]]:
+    def loss(pair: Any) -> Any:
+        a, b = pair
+        return (1 - torch.bmm(a[:, None], b[:, :, None])[:, 0, 0] / (_norm(a) * _norm(b))).mean()
+
+    module, _, inputs, targets = _close_embeddings()
+    return module, loss, inputs, targets
+
+
+def _norm(x: Any) -> Any:
+    return (x * x).sum(1).sqrt()
+
+
+def _similar_embeddings() -> tuple[nn.Module, Callable[..., Any], list[Any], list[Any]]:
+    module, _, inputs, targets = _close_embeddings()
+    return module, lambda pair: -F.cosine_similarity(*pair, dim=1).mean(), inputs, targets
+
+
+def _similar_by_norms() -> tuple[nn.Module, Callable[..., Any], list[Any], list[Any]]:
+    module, _, inputs, targets = _close_embeddings()
+
+    def loss(pair: Any) -> Any:
+        a, b = pair
+        return -((a * b).sum(1) / (_norm(a) * _norm(b))).mean()
+
+    return module, loss, inputs, targets
+
+
 def _close_embeddings() -> tuple[nn.Module, Callable[..., Any], list[Any], list[Any]]:
     def loss(pair: Any) -> Any:
         return (1 - F.cosine_similarity(*pair, dim=1, eps=1e-6)).mean()
@@ -126,6 +169,10 @@ def _similar_in_a_buffer() -> tuple[nn.Module, Callable[..., Any], list[Any], li
 
 def _pooled_by_shares() -> tuple[nn.Module, Callable[..., Any], list[Any], list[Any]]:
     return _Pool(), F.cross_entropy, [torch.randn(8, 100, 40)], [torch.arange(8)]
+
+
+def _pooled_by_attention() -> tuple[nn.Module, Callable[..., Any], list[Any], list[Any]]:
+    return _Attentive(), F.cross_entropy, [torch.randn(8, 40, 100)], [torch.arange(8)]
 
 
 def _correlated_outputs() -> tuple[nn.Module, Callable[..., Any], list[Any], list[Any]]:
@@ -149,11 +196,16 @@ def _counts() -> tuple[nn.Module, Callable[..., Any], list[Any], list[Any]]:
 
 STEPS = (
     *(_similar_pictures, _similar_in_a_buffer, _registered_pictures, _close_embeddings, _close_by_einsum),
-    *(_small_angles, _pooled_by_shares, _correlated_outputs, _counts),
+    *(_small_angles, _close_by_bmm, _similar_embeddings, _similar_by_norms),
+    *(_pooled_by_shares, _correlated_outputs, _counts),
 )
 
 CASES = [("optimal", step) for step in STEPS] + [
-    ("fine-grained", step) for step in (_close_embeddings, _close_by_einsum, _small_angles)
+    ("fine-grained", step)
+    for step in (
+        *(_close_embeddings, _close_by_einsum, _small_angles, _close_by_bmm, _similar_embeddings),
+        _pooled_by_attention,
+    )
 ]
 
 

@@ -110,7 +110,8 @@ class _Close:
                 self._gradients.add_difference(node)
             if absorbs or meets or is_far or is_close:
                 need = Need(is_place=True) if meets and self._functions.is_remainder(node) else EXACT
-            if node.op in _STEEP_AT_ONE and self._statistics.issuperset(varying):
+            is_steep = node.op in _STEEP_AT_ONE and self._statistics.issuperset(varying)
+            if is_steep or self._functions.is_cosine(node):
                 self._gradients.add_difference(node)
             if self._is_statistic(node, varying):
                 self._statistics.update(t for t in node.outputs if t)

@@ -17,6 +17,7 @@ from campo_onnx.optimize.values.sum_ops import (
     PARTS,
     SCALES,
     SUMS_OF_FEW,
+    SUMS_OF_SQUARES,
     adds_products,
     summed_input,
 )
@@ -25,7 +26,7 @@ _PLACED = MOVES | op_keys("Where")
 _KEEPING_BITS = MOVES_AND_SIGNS | having(Trait.EXTREME) | op_keys("Clip LeakyRelu Relu Sign Slice Where")
 _LINEAR = _KEEPING_BITS | SUMS_OF_FEW | op_keys("Mul")
 _SCALES = MOVES | SCALES | op_keys("Neg")
-_EXTREMES = op_keys("CumProd ReduceLogSumExp ReduceMax ReduceMin ReduceProd")
+_REDUCES = SUMS_OF_SQUARES | op_keys("CumProd ReduceLogSumExp ReduceMax ReduceMin ReduceProd")
 _STEPS = having(Trait.ROUNDS)
 _GATES = having(Trait.SHARES) | op_keys("Erf HardSigmoid Sigmoid Softsign Tanh")
 _MOST_SOURCES = 6
@@ -47,6 +48,9 @@ class Functions:
         self._bent: set[str] = set()
         self._summed: set[str] = set()  # sums and extremes, not yet multiplied by anything that varies
         self._ratios: set[str] = set()  # quotients of two functions of the same values
+        self._units: set[str] = set()  # values divided by a sum of them: of a length that does not change
+        self._pairs: set[str] = set()  # products of two of these
+        self._cosines: set[str] = set()
         self._gates: set[str] = set()  # near 1 only where their arguments are large
         self._stepped: set[str] = set()  # whole numbers, and what a narrower type holds
         self._differences: set[str] = set()  # of functions of the same values
@@ -78,6 +82,10 @@ class Functions:
         """Whether tensors are functions with a slope that varies."""
         return self._bent.issuperset(tensors)
 
+    def is_cosine(self, node: OpNode) -> bool:
+        """Whether a node that was followed gives a sum that no scaling of its values changes."""
+        return not self._cosines.isdisjoint(node.outputs)
+
     def is_remainder(self, node: OpNode) -> bool:
         """Whether a node that met takes steps off a value: a step elsewhere is off by all of it."""
         return not self._stepped.isdisjoint(node.inputs)
@@ -91,7 +99,7 @@ class Functions:
             return False
         self._follow_parts(node, varying, outputs)
         is_sum = (
-            node.op in _EXTREMES or summed_input(node, view) is not None or adds_products(node, self._values)
+            node.op in _REDUCES or summed_input(node, view) is not None or adds_products(node, self._values)
         )
         if not is_sum and not self.are_placed(node):
             return False
@@ -114,6 +122,7 @@ class Functions:
         is_ratio = node.op.label == "Div" and len(varying) == 2 and self._are_alike(*sources)
         if is_ratio or (node.op in _KEEPING_BITS and not self._ratios.isdisjoint(varying)):
             self._ratios.update(outputs)
+        self._follow_units(node, varying, is_ratio=is_ratio, is_sum=is_sum)
         if is_bent or node.op not in _LINEAR:
             self._bent.update(outputs)
         is_power = node.op in _LINEAR or node.op.label == "Pow"
@@ -123,6 +132,22 @@ class Functions:
         if meets or (node.op in _LINEAR and not self._differences.isdisjoint(varying)):
             self._differences.update(outputs)
         return meets
+
+    def _follow_units(self, node: OpNode, varying: Sequence[str], *, is_ratio: bool, is_sum: bool) -> None:
+        output = node.outputs[0]
+        are_units = len({*varying}) == 2 and self._units.issuperset(varying)
+        if is_ratio and self._summed.issuperset(varying):
+            self._cosines.add(output)  # (x * y) / (|x| * |y|)
+        elif is_sum and (are_units or not self._pairs.isdisjoint(varying)):
+            self._cosines.add(output)  # (x / |x|) * (y / |y|)
+        elif is_ratio and varying[1] in self._summed:
+            self._units.add(output)
+        elif node.op.label == "Mul" and are_units:
+            self._pairs.add(output)
+        elif node.op in _KEEPING_BITS:
+            for kind in (self._units, self._pairs):
+                if not kind.isdisjoint(varying):
+                    kind.add(output)
 
     def _are_alike(self, a: frozenset[str], b: frozenset[str]) -> bool:
         """Whether functions are of the same values, the one perhaps of more."""

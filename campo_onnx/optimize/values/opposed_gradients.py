@@ -11,6 +11,7 @@ from campo_onnx.ops.spec import Family
 from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.sum_ops import (
+    CONTRACTIONS,
     MOVES,
     PARTS,
     SCALES,
@@ -69,11 +70,13 @@ class OpposedGradients:
     def cancels(self, node: OpNode) -> bool:
         """Follow a node of the backward pass; say whether multiples of a gradient meet that may cancel."""
         parts = [self._part(node, i, t) for i, t in enumerate(node.inputs) if self._is_number(t)]
-        is_followed = node.op in _LINEAR or self._is_sum(node)
+        is_followed = node.op in _LINEAR | CONTRACTIONS or self._is_sum(node)
         union = _NONE.union(*parts) if is_followed else _NONE
         met = union if node.op in _MERGES else _NONE
         opposed = {a for a in met for b in met if self._are_opposed(a, b)}
         rest = frozenset(sorted(union - opposed, key=_order)[:_MOST_SOURCES])
+        if opposed:  # what they leave is a gradient of its own
+            rest |= {_Multiple(node.outputs[0], 1, frozenset())}
         self._multiples.update((t, rest) for t in node.outputs if t and rest)
         if not union:
             self.add_forward(node)  # a function of the forward pass alone, perhaps
@@ -83,13 +86,22 @@ class OpposedGradients:
         """The multiples that an input brings in; a gradient that is read with either sign begins here."""
         uses = self._view.consumers[tensor]
         multiples = set(self._multiples.get(tensor, ()))
-        is_gradient = not self._values.is_constant(tensor)
-        if is_gradient and len({_turns(self._view.node[use.node], use.position) for use in uses}) > 1:
+        signs = {_turns(self._view.node[use.node], use.position) for use in uses}
+        if len(signs) > 1 and self._is_gradient(tensor):
             multiples.add(_Multiple(tensor, 1, frozenset()))
-        factors = _FACTORS.get(node.op, (0, 1) if node.op in SCALES else ())
+        factors = _FACTORS.get(node.op, (0, 1) if node.op in SCALES | CONTRACTIONS else ())
         others = [self._of(node.inputs[i]) for i in factors if position in factors and i != position]
         sign = -1 if _turns(node, position) else 1
         return frozenset(_Multiple(one.gradient, one.sign * sign, one.of.union(*others)) for one in multiples)
+
+    def _is_gradient(self, tensor: str) -> bool:
+        """Whether a tensor is no constant and no function of the forward pass alone."""
+        sources = self._of(tensor)
+        return bool(sources) and not all(map(self._is_of_forward, sources))
+
+    def _is_of_forward(self, tensor: str) -> bool:
+        producer, scaling = self._view.producer.get(tensor), self._values.scaling
+        return tensor != scaling.scale if producer is None else producer.name in scaling.forward
 
     def _are_opposed(self, a: _Multiple, b: _Multiple) -> bool:
         """Whether one gradient is multiplied by functions of values whose statistics differ little."""
