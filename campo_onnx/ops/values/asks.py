@@ -89,7 +89,7 @@ def conversion(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
 
 
 def count(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
-    """A sum of integers counts, also as floats, by comparisons perhaps."""
+    """A sum of integers counts, also as floats; by comparisons perhaps, as the place of the first does."""
     return {0: _PLACE} if known_at(inputs, 0).is_integer else NOTHING
 
 
@@ -101,11 +101,6 @@ def angle(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
 def index(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
     """Depths and indices given in floating point."""
     return {0: EXACT}
-
-
-def first_of_its_kind(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
-    """The place of the first value that a comparison picks out, as in ``argmax(cumsum(p) > u)``."""
-    return {0: _PLACE} if known_at(inputs, 0).is_integer else NOTHING
 
 
 def ranks(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
@@ -147,8 +142,7 @@ _BY_RULE: tuple[tuple[AskRule, str], ...] = (
     (conversion, "Cast"),
     (angle, "Cos Sin Tan"),
     (index, "OneHot"),
-    (count, "CumSum ReduceSum"),
-    (first_of_its_kind, "ArgMax ArgMin"),
+    (count, "ArgMax ArgMin CumSum ReduceSum"),
     (ranks, "TopK"),
     (sampling_grid, "GridSample com.microsoft:GridSample"),
     (regions, "RoiAlign MaxRoiPool com.microsoft:CropAndResize"),

@@ -32,12 +32,8 @@ def hull_of_all(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     return (hull(present(inputs)),)
 
 
-def with_zero(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
-    """Values of the first input, and zeros."""
-    return (_and_zero(inputs[0] or UNKNOWN),)
-
-
-def _and_zero(one: ValueRange) -> ValueRange:
+def with_zero(one: ValueRange) -> ValueRange:
+    """The values, and zeros."""
     return replace(
         one,
         lowest=min(one.lowest, 0.0),
@@ -55,7 +51,7 @@ def pad(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     one = inputs[0] or UNKNOWN
     if signature.attributes.get("mode", "constant") not in ("constant", b"constant"):
         return (one,)
-    return (_and_zero(one) if fill is None else hull((one, fill)),)
+    return (with_zero(one) if fill is None else hull((one, fill)),)
 
 
 def where(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
@@ -72,11 +68,6 @@ def scatter(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     if signature.attributes.get("reduction", "none") in ("none", b"none"):
         return (either,)
     return (replace(either, lowest=-INFINITY, highest=INFINITY),)
-
-
-def one_hot(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
-    """The two values that stand for off and on."""
-    return (replace(inputs[2] or UNKNOWN, varies=True),)
 
 
 def constant_of_shape(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
@@ -99,7 +90,7 @@ def dropout(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     ratio = at(inputs, 1)
     share = 0.5 if ratio is None else (ratio.highest if not ratio.varies else 1.0)
     scale = 1.0 / (1.0 - share) if 0.0 <= share < 1.0 else INFINITY
-    one = _and_zero(inputs[0] or UNKNOWN)
+    one = with_zero(inputs[0] or UNKNOWN)
     lowest, highest = arithmetic.times(one.lowest, scale), arithmetic.times(one.highest, scale)
     like = replace(one, is_integer=False, from_integers=False)
     return (made(lowest, highest, one.expected_lowest, one.expected_highest, like=like), BOOLEAN)
@@ -141,11 +132,6 @@ def index(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
 def top_k(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     """Values of the first input, and positions."""
     return (inputs[0] or UNKNOWN, *index(signature, inputs))
-
-
-def max_pool(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
-    """Values of the first input, and positions."""
-    return (inputs[0] or UNKNOWN,)
 
 
 def size(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:

@@ -47,11 +47,6 @@ def chosen(signature: Signature, inputs: Ranges, result: ValueRange, need: Need)
     return dict.fromkeys(range(0 if need.is_place else 1, len(inputs)), need)
 
 
-def data_and_updates(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
-    """Elements of the data or the updates."""
-    return {0: need, 2: need}
-
-
 def converted(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
     """Elements of the first input where they were floats or truth values before."""
     before = signature.inputs[0]
@@ -115,8 +110,8 @@ def divided(signature: Signature, inputs: Ranges, result: ValueRange, need: Need
     }
 
 
-def inverted(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
-    """A divisor of one."""
+def relative(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
+    """A relative error of the argument is one of its reciprocal, and an absolute one of its logarithm."""
     return {0: replace(need, relative=max(need.relative, need.absolute), absolute=0.0)}
 
 
@@ -139,16 +134,6 @@ def powered(signature: Signature, inputs: Ranges, result: ValueRange, need: Need
         need = replace(need, absolute=min(need.absolute, 1.0) ** (1.0 / exponent.bound))
     share = 1.0 / exponent.bound
     return {0: replace(need, relative=need.relative * share, absolute=need.absolute * min(share, 1.0))}
-
-
-def exponential(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
-    """An absolute error of the exponent is a relative one of the exponential."""
-    return {0: replace(need, relative=0.0, absolute=max(need.relative, need.absolute))}
-
-
-def logarithm(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
-    """A relative error of the argument is an absolute one of the logarithm."""
-    return {0: replace(need, relative=max(need.relative, need.absolute), absolute=0.0)}
 
 
 def whole_steps(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
@@ -199,8 +184,11 @@ def contracted(signature: Signature, inputs: Ranges, result: ValueRange, need: N
     return dict.fromkeys(range(len(inputs)), need)
 
 
-def bent(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
-    """Functions with a slope of about 1 at most: they do not enlarge an absolute error of their argument."""
+def absolute(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
+    """An absolute error of the argument is a relative one of its exponential.
+
+    Where the slope is about 1 at most, it is no larger in the result.
+    """
     return {0: replace(need, relative=0.0, absolute=max(need.absolute, need.relative))}
 
 
@@ -227,7 +215,7 @@ _BY_RULE: tuple[tuple[PassRule, str], ...] = (
     ),
     (every, "And Concat Max Mean Min Not Or Xor com.microsoft:ConcatTraining"),
     (chosen, "Where"),
-    (data_and_updates, "ScatterElements ScatterND Scatter"),
+    (lambda _, inputs, result, need: {0: need, 2: need}, "ScatterElements ScatterND Scatter"),
     (converted, "Cast CastLike"),
     (summed, "Add Sum com.microsoft:BiasAdd com.microsoft:GatedAdd com.microsoft:ScaledSum"),
     (subtracted, "Sub"),
@@ -235,18 +223,16 @@ _BY_RULE: tuple[tuple[PassRule, str], ...] = (
     (remainder, "Mod"),
     (multiplied, "Mul"),
     (divided, "Div"),
-    (inverted, "Reciprocal"),
+    (relative, "Log Reciprocal ReduceLogSum"),
     (rooted, "Sqrt"),
     (powered, "Pow"),
-    (exponential, "Cosh Exp Sinh Tan"),
     (
-        bent,
-        """Asinh Atan Celu Cos Elu Erf Gelu HardSigmoid HardSwish LogSoftmax Mish ReduceLogSumExp Selu
-        Sigmoid Sin Softmax Softplus Softsign Swish Tanh com.microsoft:FastGelu com.microsoft:Gelu
-        com.microsoft:QuickGelu""",
+        absolute,
+        """Asinh Atan Celu Cos Cosh Elu Erf Exp Gelu HardSigmoid HardSwish LogSoftmax Mish ReduceLogSumExp
+        Selu Sigmoid Sin Sinh Softmax Softplus Softsign Swish Tan Tanh com.microsoft:FastGelu
+        com.microsoft:Gelu com.microsoft:QuickGelu""",
     ),
     (near_one, "Acos Acosh Asin Atanh"),
-    (logarithm, "Log ReduceLogSum"),
     (whole_steps, "Ceil Floor Round"),
     (decided, "Equal Greater GreaterOrEqual Hardmax Less LessOrEqual Sign"),
     (weighted_sum, "Conv ConvTranspose"),

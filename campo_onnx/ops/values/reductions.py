@@ -38,11 +38,6 @@ def reduce_sum(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     return (_summed(inputs[0] or UNKNOWN, _terms(signature)),)
 
 
-def reduce_mean(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
-    """Means lie between the values they are of."""
-    return (replace(inputs[0] or UNKNOWN, is_integer=False),)
-
-
 def cumulative(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     """Sums of up to as many values as the longest axis has."""
     shape = shape_of(signature, 0)
@@ -104,8 +99,3 @@ def einsum(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     for other in ranges[1:]:
         result = arithmetic.contracted(result, other, None)
     return (replace(result, lowest=-INFINITY, highest=INFINITY),)
-
-
-def sum_of_products(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
-    """Sums of products of the first two inputs."""
-    return (arithmetic.contracted(inputs[0] or UNKNOWN, inputs[1] or UNKNOWN, None),)

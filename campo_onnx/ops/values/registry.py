@@ -2,118 +2,68 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeVar
 
 from campo_onnx.ops.key import OpKey
-from campo_onnx.ops.values import arithmetic
-from campo_onnx.ops.values.bounded import bounded_by, comparison, layer_normalization, log_softmax, moderate
-from campo_onnx.ops.values.choices import (
-    bias_dropout,
-    cast,
-    constant_of_shape,
-    dropout,
-    first_input,
-    hull_of_all,
-    index,
-    max_pool,
-    normal,
-    one_hot,
-    pad,
-    positions,
-    scatter,
-    size,
-    top_k,
-    uniform,
-    where,
-    with_zero,
-)
-from campo_onnx.ops.values.pointwise import (
-    clip,
-    div,
-    gated_add,
-    logarithm,
-    magnitude,
-    mean,
-    mixed,
-    mod,
-    monotone,
-    mul,
-    no_larger,
-    pairwise,
-    relu,
-    rounded,
-    saturated_below,
-    sub,
-)
-from campo_onnx.ops.values.reductions import (
-    conv,
-    cumulative,
-    einsum,
-    gemm,
-    matmul,
-    reduce_l1,
-    reduce_l2,
-    reduce_mean,
-    reduce_squares,
-    reduce_sum,
-    sum_of_products,
-)
+from campo_onnx.ops.values import arithmetic, bounded, choices, pointwise, reductions
+from campo_onnx.ops.values.range import UNKNOWN
 from campo_onnx.ops.values.rule import Rule, of_ranges
 
-_SHARE, _SIGNED = bounded_by(0.0, 1.0), bounded_by(-1.0, 1.0)
-_QUARTER_TURNS = bounded_by(-math.pi / 2, math.pi / 2)
+_SHARE, _SIGNED = bounded.bounded_by(0.0, 1.0), bounded.bounded_by(-1.0, 1.0)
+_QUARTER_TURNS = bounded.bounded_by(-math.pi / 2, math.pi / 2)
 
 _BY_RULE: tuple[tuple[Rule, str], ...] = (
     (
-        first_input,
+        choices.first_input,
         """Compress DepthToSpace Expand Flatten Gather GatherElements GatherND Identity Reshape
         ReverseSequence Slice SpaceToDepth Split Squeeze Tile Transpose Unsqueeze ReduceMax ReduceMin
         GlobalMaxPool com.microsoft:ExpandDims com.microsoft:View com.microsoft:GatherND""",
     ),
-    (hull_of_all, "Concat com.microsoft:ConcatTraining"),
-    (with_zero, "Trilu com.microsoft:Trilu MaxUnpool ThresholdedRelu"),
-    (pad, "Pad"),
-    (where, "Where"),
-    (scatter, "ScatterElements ScatterND Scatter TensorScatter"),
-    (one_hot, "OneHot"),
-    (constant_of_shape, "ConstantOfShape"),
-    (cast, "Cast CastLike"),
-    (pairwise(arithmetic.added), "Add Sum com.microsoft:BiasAdd"),
-    (sub, "Sub"),
-    (mul, "Mul"),
-    (gated_add, "com.microsoft:GatedAdd"),
-    (mixed, "com.microsoft:HyperConnectionPostMix"),
-    (div, "Div"),
-    (pairwise(arithmetic.larger), "Max"),
-    (pairwise(arithmetic.smaller), "Min"),
-    (mean, "Mean"),
+    (choices.hull_of_all, "Concat com.microsoft:ConcatTraining"),
+    (of_ranges(choices.with_zero), "Trilu com.microsoft:Trilu MaxUnpool ThresholdedRelu"),
+    (choices.pad, "Pad"),
+    (choices.where, "Where"),
+    (choices.scatter, "ScatterElements ScatterND Scatter TensorScatter"),
+    (lambda _, inputs: (replace(inputs[2] or UNKNOWN, varies=True),), "OneHot"),  # for off and on
+    (choices.constant_of_shape, "ConstantOfShape"),
+    (choices.cast, "Cast CastLike"),
+    (pointwise.pairwise(arithmetic.added), "Add Sum com.microsoft:BiasAdd"),
+    (pointwise.sub, "Sub"),
+    (pointwise.mul, "Mul"),
+    (pointwise.gated_add, "com.microsoft:GatedAdd"),
+    (pointwise.mixed, "com.microsoft:HyperConnectionPostMix"),
+    (pointwise.div, "Div"),
+    (pointwise.pairwise(arithmetic.larger), "Max"),
+    (pointwise.pairwise(arithmetic.smaller), "Min"),
+    (pointwise.mean, "Mean"),
     (of_ranges(arithmetic.negated), "Neg"),
-    (magnitude, "Abs"),
-    (clip, "Clip"),
-    (relu, "Relu"),
-    (saturated_below, "Celu Elu Selu Softplus"),
+    (pointwise.magnitude, "Abs"),
+    (pointwise.clip, "Clip"),
+    (pointwise.relu, "Relu"),
+    (pointwise.saturated_below, "Celu Elu Selu Softplus"),
     (
-        no_larger,
+        pointwise.no_larger,
         "Gelu Mish HardSwish com.microsoft:Gelu com.microsoft:FastGelu com.microsoft:QuickGelu",
     ),
-    (rounded, "Ceil Floor Round"),
-    (mod, "Mod"),
+    (pointwise.rounded, "Ceil Floor Round"),
+    (pointwise.mod, "Mod"),
     (of_ranges(arithmetic.powered, 2), "Pow"),
     (of_ranges(arithmetic.root), "Sqrt"),
     (of_ranges(arithmetic.reciprocal), "Reciprocal"),
-    (monotone(math.exp), "Exp"),
-    (logarithm, "Log"),
+    (pointwise.monotone(math.exp), "Exp"),
+    (pointwise.logarithm, "Log"),
     (_SHARE, "Softmax Sigmoid HardSigmoid Hardmax com.microsoft:BiasSoftmax"),
     (_SIGNED, "Tanh Erf Sin Cos Sign Softsign"),
     (_QUARTER_TURNS, "Atan Asin"),
     (
-        comparison,
+        bounded.comparison,
         """And Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Not Or Xor EyeLike Bernoulli
         com.microsoft:IsFinite com.microsoft:IsAllFinite""",
     ),
     (
-        moderate,
+        bounded.moderate,
         """BatchNormalization InstanceNormalization GroupNormalization MeanVarianceNormalization
         LpNormalization com.microsoft:BatchNormInternal com.microsoft:SkipLayerNormalization
         com.microsoft:EmbedLayerNormalization com.microsoft:LayerNormalizationGrad
@@ -122,28 +72,28 @@ _BY_RULE: tuple[tuple[Rule, str], ...] = (
         com.microsoft:SoftmaxGrad com.microsoft:SoftmaxGrad_13 com.microsoft:LogSoftmaxGrad
         com.microsoft:LogSoftmaxGrad_13 Attention com.microsoft:Attention com.microsoft:MultiHeadAttention""",
     ),
-    (log_softmax, "LogSoftmax"),
-    (layer_normalization, "LayerNormalization RMSNormalization SimplifiedLayerNormalization"),
-    (dropout, "Dropout"),
-    (bias_dropout, "com.microsoft:BiasDropout"),
-    (uniform, "RandomUniform RandomUniformLike"),
-    (normal, "RandomNormal RandomNormalLike"),
-    (reduce_sum, "ReduceSum com.microsoft:ReduceSumTraining"),
-    (reduce_mean, "ReduceMean AveragePool GlobalAveragePool"),
-    (cumulative, "CumSum"),
-    (reduce_l1, "ReduceL1"),
-    (reduce_squares, "ReduceSumSquare"),
-    (reduce_l2, "ReduceL2"),
-    (matmul, "MatMul com.microsoft:FusedMatMul com.microsoft:TransposeMatMul"),
-    (gemm, "Gemm com.microsoft:FusedGemm"),
-    (conv, "Conv ConvTranspose com.microsoft:FusedConv"),
-    (sum_of_products, "com.microsoft:ConvGrad"),
-    (einsum, "Einsum"),
-    (positions, "Range"),
-    (index, "ArgMax ArgMin NonZero"),
-    (top_k, "TopK"),
-    (max_pool, "MaxPool"),
-    (size, "Shape Size"),
+    (bounded.log_softmax, "LogSoftmax"),
+    (bounded.layer_normalization, "LayerNormalization RMSNormalization SimplifiedLayerNormalization"),
+    (choices.dropout, "Dropout"),
+    (choices.bias_dropout, "com.microsoft:BiasDropout"),
+    (choices.uniform, "RandomUniform RandomUniformLike"),
+    (choices.normal, "RandomNormal RandomNormalLike"),
+    (reductions.reduce_sum, "ReduceSum com.microsoft:ReduceSumTraining"),
+    (of_ranges(lambda one: replace(one, is_integer=False)), "ReduceMean AveragePool GlobalAveragePool"),
+    (reductions.cumulative, "CumSum"),
+    (reductions.reduce_l1, "ReduceL1"),
+    (reductions.reduce_squares, "ReduceSumSquare"),
+    (reductions.reduce_l2, "ReduceL2"),
+    (reductions.matmul, "MatMul com.microsoft:FusedMatMul com.microsoft:TransposeMatMul"),
+    (reductions.gemm, "Gemm com.microsoft:FusedGemm"),
+    (reductions.conv, "Conv ConvTranspose com.microsoft:FusedConv"),
+    (of_ranges(lambda a, b: arithmetic.contracted(a, b, None), 2), "com.microsoft:ConvGrad"),
+    (reductions.einsum, "Einsum"),
+    (choices.positions, "Range"),
+    (choices.index, "ArgMax ArgMin NonZero"),
+    (choices.top_k, "TopK"),
+    (of_ranges(lambda one: one), "MaxPool"),  # of positions nothing is said
+    (choices.size, "Shape Size"),
 )
 
 
@@ -167,5 +117,12 @@ RULES: Mapping[OpKey, Rule] = registered(_BY_RULE)
 AT_MOST_ONE = frozenset({_SHARE, _SIGNED})
 """Rules of what gives values between -1 and 1, whatever it reads."""
 
-BOUNDED = AT_MOST_ONE | {_QUARTER_TURNS, comparison, log_softmax, layer_normalization, index, size}
+BOUNDED = AT_MOST_ONE | {
+    _QUARTER_TURNS,
+    bounded.comparison,
+    bounded.log_softmax,
+    bounded.layer_normalization,
+    choices.index,
+    choices.size,
+}
 """Rules of what gives values of moderate size, whatever it reads."""
