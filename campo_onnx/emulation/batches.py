@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from campo_onnx.ir.view import GraphView
+from campo_onnx.ir.walk import Walk
 from campo_onnx.optimize.safety import earlier_versions
 from campo_onnx.optimize.values.loss_scale import gradient_outputs, loss_scaling
 from campo_onnx.optimize.values.ranges import DeclaredRange
@@ -230,12 +231,10 @@ def _repeated(names: Sequence[str], base: Feeds) -> list[str]:
 
 def _moved(name: str, view: GraphView) -> set[str]:
     """An input, and what it is called after it was moved about."""
-    reached, pending = {name}, [name]
-    while pending:
-        for use in view.consumers.get(pending.pop(), ()):
+    walk = Walk([name])
+    for tensor in walk:
+        for use in view.consumers.get(tensor, ()):
             node = view.node[use.node]
             if use.position == 0 and node.op.op_type in _MOVES:
-                fresh = [t for t in node.outputs if t and t not in reached]
-                reached.update(fresh)
-                pending += fresh
-    return reached
+                walk.add(filter(None, node.outputs))
+    return walk.seen

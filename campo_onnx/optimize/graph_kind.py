@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from campo_onnx.ir.gradient_names import differentiated_tensor
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
+from campo_onnx.ir.walk import Walk
 from campo_onnx.ops.key import MICROSOFT, op_keys
 from campo_onnx.ops.precision import is_low_dtype
 from campo_onnx.ops.registry import spec
@@ -213,17 +214,17 @@ def _returns_gradients(view: GraphView, returned: list[str]) -> bool:
 
 def _products_behind(view: GraphView, output: str) -> Iterator[OpNode]:
     """Yield the last products that an output is computed from."""
-    pending, seen = [output], {output}
-    while pending and len(seen) <= _MOST_STEPS_BACK:
-        node = view.producer.get(pending.pop())
+    walk = Walk([output])
+    for tensor in walk:
+        node = view.producer.get(tensor)
         if node is None:
             continue
         if spec(node.op).family in _PRODUCTS:
             yield node
             continue
-        fresh = [tensor for tensor in node.inputs if tensor and tensor not in seen]
-        seen.update(fresh)
-        pending.extend(fresh)
+        walk.add(filter(None, node.inputs))
+        if len(walk.seen) > _MOST_STEPS_BACK:
+            return
 
 
 def _storage(view: GraphView) -> Storage:

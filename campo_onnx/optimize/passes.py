@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 
 from campo_onnx.ir.view import GraphView, OpNode
+from campo_onnx.ir.walk import Walk
 from campo_onnx.optimize.lists.classify import Classification
 from campo_onnx.optimize.lists.oplists import OpClass
 
@@ -18,17 +19,13 @@ def taint(view: GraphView, classification: Classification) -> frozenset[str]:
     """
     class_of = {name: classified.op_class for name, classified in classification.classes.items()}
     leads_on = _clear_leading_to_infer_or_deny(view, classification, class_of)
-    tainted: set[str] = set()
-    pending = [node for node in view.nodes if class_of[node.name] is OpClass.DENY]
-    while pending:
-        for consumer in _carried_to(pending.pop(), view, classification):
-            name = consumer.name
-            if name in tainted or class_of[name] not in _GRAY:
-                continue
-            if class_of[name] is OpClass.INFER or name in leads_on:
-                tainted.add(name)
-                pending.append(consumer)
-    return frozenset(tainted - classification.released)
+    denied = [name for name in view.node if class_of[name] is OpClass.DENY]
+    walk = Walk(denied)
+    for unsafe in walk:
+        reached = (node.name for node in _carried_to(view.node[unsafe], view, classification))
+        gray = (name for name in reached if class_of[name] in _GRAY)
+        walk.add(name for name in gray if class_of[name] is OpClass.INFER or name in leads_on)
+    return frozenset(walk.seen.difference(denied) - classification.released)
 
 
 def _carried_to(node: OpNode, view: GraphView, classification: Classification) -> Iterator[OpNode]:
@@ -85,14 +82,11 @@ def _reach(
     may_pass: Callable[[str], bool],
     step: Callable[[OpNode, GraphView], Iterator[OpNode]],
 ) -> frozenset[str]:
-    reached: set[str] = set()
-    pending = [view.node[name] for name in start]
-    while pending:
-        for node in step(pending.pop(), view):
-            if node.name not in reached and node.name not in start and may_pass(node.name):
-                reached.add(node.name)
-                pending.append(node)
-    return frozenset(reached)
+    walk = Walk(start)
+    for name in walk:
+        names = (node.name for node in step(view.node[name], view))
+        walk.add(other for other in names if other not in walk.seen and may_pass(other))
+    return frozenset(walk.seen - start)
 
 
 def consumers(node: OpNode, view: GraphView) -> Iterator[OpNode]:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from campo_onnx.ir.memo import remembered
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
+from campo_onnx.ir.walk import Walk
 from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.registry import having, spec
 from campo_onnx.ops.spec import Family
@@ -107,9 +108,8 @@ def _elementwise_region(output: str, shape: tuple[int, ...], view: GraphView) ->
     """Walk back from `output` through elementwise nodes of `shape` or of one element."""
     region: set[str] = set()
     reads: set[str] = set()
-    pending = [output]
-    while pending:
-        tensor = pending.pop()
+    walk = Walk([output])
+    for tensor in walk:
         node = view.producer.get(tensor)
         if node is None or node.name in region:
             continue
@@ -117,7 +117,7 @@ def _elementwise_region(output: str, shape: tuple[int, ...], view: GraphView) ->
         if node.op in _ELEMENTWISE and fits:
             region.add(node.name)
             reads.update(node.inputs)
-            pending.extend(t for t in node.inputs if t)
+            walk.add(filter(None, node.inputs))
     return region, reads
 
 
@@ -133,9 +133,9 @@ def loss(view: GraphView, lists: OpLists) -> frozenset[str]:
     if start is None:
         return frozenset()
     region: set[str] = set()
-    pending = [start]
-    while pending:
-        node = view.producer.get(pending.pop())
+    walk = Walk([start])
+    for tensor in walk:
+        node = view.producer.get(tensor)
         if node is None or node.name in region:
             continue
         family = spec(node.op).family
@@ -143,7 +143,7 @@ def loss(view: GraphView, lists: OpLists) -> frozenset[str]:
             continue
         region.add(node.name)
         if family is not Family.SOFTMAX and not _joins_two_tensors(node, view):
-            pending.extend(t for t in node.inputs if view.is_float32(t))
+            walk.add(t for t in node.inputs if view.is_float32(t))
     return frozenset(region)
 
 

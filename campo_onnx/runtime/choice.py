@@ -13,6 +13,7 @@ from onnx import TensorProto
 from campo_onnx.errors import CampoError
 from campo_onnx.files import make_folder, read_bytes, refuse_special, write_text
 from campo_onnx.ir.view import GraphView
+from campo_onnx.ir.walk import Walk
 from campo_onnx.runtime.api import Runtime
 from campo_onnx.runtime.feeds import index_bound
 from campo_onnx.runtime.machine import DEFAULT
@@ -67,15 +68,14 @@ def needs_default(view: GraphView) -> bool:
 
 def _is_of_fractions(view: GraphView, index: str) -> bool:
     """Whether an index goes back to a Cast of floating-point numbers."""
-    todo, seen = [index], {index}
-    while todo:
-        node = view.producer.get(todo.pop())
+    walk = Walk([index])
+    for reached in walk:
+        node = view.producer.get(reached)
         read = [tensor for tensor in node.inputs if tensor] if node is not None else []
         whole = [tensor for tensor in read if view.tensors[tensor].dtype not in _FRACTIONS]
         if node is not None and node.op.op_type == "Cast" and not whole:
             return True
-        todo += [tensor for tensor in whole if tensor not in seen]
-        seen.update(whole)
+        walk.add(whole)
     return False
 
 

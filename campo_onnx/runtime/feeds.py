@@ -23,6 +23,7 @@ from onnx import TensorProto, helper
 from campo_onnx.errors import UnsupportedModelError, UsageError
 from campo_onnx.files import refuse_special
 from campo_onnx.ir.view import GraphView, OpNode, TensorInfo
+from campo_onnx.ir.walk import Walk
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.spec import Ask, Family, Movement
 
@@ -240,9 +241,8 @@ def _wanted(view: GraphView, tensor: str) -> _Bounds:
     """Follow a tensor to everything that asks something of its values."""
     bounds: list[int] = []
     positive = ratio = False
-    seen, todo = {tensor}, [tensor]
-    while todo:
-        current = todo.pop()
+    walk = Walk([tensor])
+    for current in walk:
         for use in view.consumers.get(current, ()):
             node = view.node[use.node]
             bound = index_bound(node, use.position, view)
@@ -254,9 +254,7 @@ def _wanted(view: GraphView, tensor: str) -> _Bounds:
             positive |= node.op.op_type == "Add" and _has_root(node, view)
             ratio |= ask is Ask.SHARE
             if _passes(node, use.position, bound, view):
-                fresh = [t for t in node.outputs if t and t not in seen]
-                seen.update(fresh)
-                todo += fresh
+                walk.add(filter(None, node.outputs))
     return _Bounds(min(bounds, default=None), positive, ratio)
 
 

@@ -17,6 +17,7 @@ from campo_onnx.errors import IndexOutOfRangeError, UnsupportedModelError
 from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.size_ranges import ranges_of
 from campo_onnx.ir.view import GraphView
+from campo_onnx.ir.walk import Walk
 from campo_onnx.runtime.api import LoadSettings, Program
 from campo_onnx.runtime.feeds import index_bound
 from campo_onnx.runtime.registry import load, machine
@@ -135,9 +136,8 @@ def _path(
     read: dict[str, None] = {}
     shapes_of: dict[str, None] = {}
     nodes: set[str] = set()
-    todo = [index]
-    while todo:
-        tensor = todo.pop()
+    walk = Walk([index])
+    for tensor in walk:
         if not _is_whole(view, tensor):
             return None
         node = view.producer.get(tensor)
@@ -155,7 +155,7 @@ def _path(
         if node.op.label == "Shape" and node.inputs[0] in feeds:
             shapes_of[node.inputs[0]] = None
         else:
-            todo += [t for t in node.inputs if t]
+            walk.add(filter(None, node.inputs))
     return tuple(read), frozenset(nodes), tuple(shapes_of)
 
 

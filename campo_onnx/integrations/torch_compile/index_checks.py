@@ -15,6 +15,7 @@ from campo_onnx.errors import IndexOutOfRangeError
 from campo_onnx.integrations.torch_compile.checks import add_check
 from campo_onnx.integrations.torch_compile.concrete import Uncompiled
 from campo_onnx.integrations.torch_compile.index_ranges import MOVES, range_of
+from campo_onnx.ir.walk import Walk
 
 aten = torch.ops.aten
 
@@ -219,17 +220,12 @@ def _name(steps: frozenset[torch.fx.Node], names: Mapping[torch.fx.Node, str]) -
 
 def _steps(index: torch.fx.Node) -> frozenset[torch.fx.Node] | None:
     """Give what an index is made of, if that are arguments and a few cheap operations; else None."""
-    steps: set[torch.fx.Node] = set()
-    todo = [index]
-    while todo:
-        node = todo.pop()
-        if node in steps:
-            continue
-        steps.add(node)
-        if len(steps) > _MOST_STEPS or not (node.op in ("placeholder", "get_attr") or _is_cheap(node)):
+    walk = Walk([index])
+    for node in walk:
+        if len(walk.seen) > _MOST_STEPS or not (node.op in ("placeholder", "get_attr") or _is_cheap(node)):
             return None
-        todo += node.all_input_nodes
-    return frozenset(steps)
+        walk.add(node.all_input_nodes)
+    return frozenset(walk.seen)
 
 
 def _is_cheap(node: torch.fx.Node) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from campo_onnx.ir.view import OpNode
+from campo_onnx.ir.walk import Walk
 from campo_onnx.ops.key import op_keys
 from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.sum_ops import (
@@ -74,16 +75,15 @@ class _Terms:
 
     def behind(self, node: OpNode) -> Iterator[str]:
         """Nodes that compute the terms of a difference, back to where their values come in."""
-        pending, seen = list(node.inputs), set()
-        while pending:
-            tensor = pending.pop()
+        walk, seen = Walk(node.inputs), set()
+        for tensor in walk:
             producer = self._view.producer.get(tensor)
             if producer is None or producer.name in seen or not any(tensor in kind for kind in self._kinds):
                 continue
             seen.add(producer.name)
             yield producer.name
             if producer.op not in CONTRACTIONS:
-                pending.extend(t for t in producer.inputs if t)
+                walk.add(filter(None, producer.inputs))
 
     def _is_constant(self, tensor: str) -> bool:
         return self._values.is_constant(tensor) or tensor not in self._view.tensors

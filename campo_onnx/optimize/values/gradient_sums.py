@@ -1,6 +1,7 @@
 """Sums of gradients that FP16 gets wrong: without a loss scale, and with a large one."""
 
 from campo_onnx.ir.view import GraphView, TensorKind
+from campo_onnx.ir.walk import Walk
 from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.sum_ops import (
     MOVES,
@@ -43,12 +44,12 @@ def gradient_products_summed(values: GraphValues) -> frozenset[str]:
 
 def _only_summed(tensor: str, view: GraphView) -> bool:
     """Whether nothing but sums reads a tensor: else it is a gradient itself, and low elsewhere anyway."""
-    pending = [tensor]
-    while pending:
-        for use in view.consumers.get(pending.pop(), ()):
+    walk = Walk([tensor])
+    for moved in walk:
+        for use in view.consumers.get(moved, ()):
             node = view.node[use.node]
             if node.op in MOVES:
-                pending.append(node.outputs[0])
+                walk.add(node.outputs[:1])
             elif node.op not in SUMS:
                 return False
     return True

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from campo_onnx.ir.memo import remembered
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
+from campo_onnx.ir.walk import Walk
 from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.registry import having
 from campo_onnx.ops.values.traits import Trait
@@ -77,16 +78,14 @@ def _loss_scale(view: GraphView, forward: frozenset[str], update: frozenset[str]
 
 def _scales_gradients(name: str, view: GraphView, forward: frozenset[str], update: frozenset[str]) -> bool:
     """Whether a scalar meets tensors behind the loss only, outside the update."""
-    pending, seen, meets = [name], {name}, False
-    while pending:
-        for use in view.consumers.get(pending.pop(), ()):
+    walk, meets = Walk([name]), False
+    for tensor in walk:
+        for use in view.consumers.get(tensor, ()):
             node = view.node[use.node]
             if node.name in update:
                 continue
             if _makes_one_element(node, view):
-                fresh = [t for t in node.outputs if t and t not in seen]
-                seen.update(fresh)
-                pending.extend(fresh)
+                walk.add(filter(None, node.outputs))
             elif node.name in forward:
                 return False
             else:

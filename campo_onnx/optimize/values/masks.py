@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
+from campo_onnx.ir.walk import Walk
 from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.registry import current
 from campo_onnx.ops.spec import Ask
@@ -77,13 +78,12 @@ def _add_moves(
     tensors: Iterable[str], origin: Mapping[str, str], view: GraphView, nodes: dict[str, str]
 ) -> None:
     """Add the nodes that bring an input, moved but not computed with, to some tensors."""
-    pending = [t for t in tensors if t in origin]
-    while pending:
-        tensor = pending.pop()
+    walk = Walk(t for t in tensors if t in origin)
+    for tensor in walk:
         producer = view.producer.get(tensor)
         if producer is not None and producer.name not in nodes:
             nodes[producer.name] = origin[tensor]
-            pending.extend(t for t in producer.inputs if t in origin)
+            walk.add(t for t in producer.inputs if t in origin)
 
 
 def _adds_activations(inputs: Iterable[str], origin: Mapping[str, str], view: GraphView) -> bool:

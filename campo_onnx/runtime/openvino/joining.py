@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import onnx
 
+from campo_onnx.ir.walk import Walk
+
 _ENDS = frozenset(
     {"MatMul", "Gemm", "FusedMatMul", "Conv", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze"}
     | {"Concat", "Split", "Slice", "Gather"}
@@ -39,13 +41,12 @@ def crashes_joining(graph: onnx.GraphProto) -> bool:
 def _is_combined(
     product: str, readers: Mapping[str, Sequence[onnx.NodeProto]], constants: Iterable[str]
 ) -> bool:
-    pending, seen = [product], {product}
-    while pending:
-        for node in readers.get(pending.pop(), ()):
+    walk = Walk([product])
+    for tensor in walk:
+        for node in readers.get(tensor, ()):
             if node.op_type in _ENDS:
                 continue
             if len({*node.input} - {"", *constants}) > 1:
                 return True
-            pending += (name for name in node.output if name not in seen)
-            seen.update(node.output)
+            walk.add(node.output)
     return False

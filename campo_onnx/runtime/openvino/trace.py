@@ -14,6 +14,7 @@ from typing import Any
 
 from onnx import GraphProto, NodeProto
 
+from campo_onnx.ir.walk import Walk
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.api import NodeTime, StepTimes
 from campo_onnx.runtime.timing import Step, timing_of
@@ -267,14 +268,10 @@ def _nearest(node: _Node, nodes: Mapping[str, _Node], neighbours: Callable[[_Nod
 
 def _named(first: str, nodes: Mapping[str, _Node], neighbours: Callable[[_Node], list[str]]) -> set[str]:
     """ONNX nodes of a node, or of the nearest ones beyond it that have any."""
-    reached, todo, named = set[str](), [first], set[str]()
-    while todo:
-        name = todo.pop()
-        if name in reached:
-            continue
-        reached.add(name)
+    walk, named = Walk([first]), set[str]()
+    for name in walk:
         if nodes[name].nodes:
             named |= nodes[name].nodes
         else:
-            todo += neighbours(nodes[name])
+            walk.add(neighbours(nodes[name]))
     return named

@@ -47,6 +47,12 @@ def test_near_misses(read, body):
     assert found(read, body) == ({}, frozenset())
 
 
+def test_a_maximum_that_is_reached_by_a_trillion_ways_is_visited_once(read):
+    steps = " ".join(f"[m{i}] m{i} = Max(m{i - 1}, m{i - 1})" for i in range(1, 41))
+    body = f"[m0] m0 = ReduceMax(x, axis) {steps} [s] s = Sub(x, m40) [e] y = Exp(s)"
+    assert found(read, body) == ({"e": OpClass.INFER}, frozenset())
+
+
 def test_what_reads_a_softmax_is_contained_and_what_reads_its_logarithm_is_not(read):
     classes, contained = found(
         read, "[p] p = Softmax(x) [l] l = LogSoftmax(x) [a] q = Mul(p, z) [b] y = Add(q, l)"

@@ -1,6 +1,7 @@
 """ReduceSum that computes the gradient of a bias or scale: TensorFlow's BiasAddGrad, not Sum."""
 
 from campo_onnx.ir.view import GraphView, OpNode
+from campo_onnx.ir.walk import Walk
 from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.registry import having, moving
 from campo_onnx.ops.spec import Movement
@@ -36,11 +37,10 @@ def bias_gradient(view: GraphView, update: frozenset[str]) -> Findings:
 
 
 def _only_leaves(tensor: str, view: GraphView, update: frozenset[str]) -> bool:
-    pending, leaves = [tensor], False
-    while pending:
-        tensor = pending.pop()
-        leaves |= view.tensors[tensor].is_output
-        for use in view.consumers.get(tensor, ()):
+    walk, leaves = Walk([tensor]), False
+    for summed in walk:
+        leaves |= view.tensors[summed].is_output
+        for use in view.consumers.get(summed, ()):
             consumer = view.node[use.node]
             if (
                 consumer.name in update
@@ -53,7 +53,7 @@ def _only_leaves(tensor: str, view: GraphView, update: frozenset[str]) -> bool:
                 or (consumer.op in _ONE_TO_ONE and use.position == 0)
                 or _scales(consumer, view)
             ):
-                pending.append(consumer.outputs[0])
+                walk.add(consumer.outputs[:1])
             else:
                 return False
     return leaves

@@ -8,6 +8,7 @@ made of those of rows that a LayerNormalization gives; they are broadcast onto w
 from collections.abc import Iterator
 
 from campo_onnx.ir.view import GraphView, OpNode, Use
+from campo_onnx.ir.walk import Walk
 from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.registry import having, moving
 from campo_onnx.ops.spec import Movement
@@ -89,15 +90,14 @@ def _row_statistics(view: GraphView) -> dict[str, int]:
 
 def _vectors_of(tensors: list[str], most: int, view: GraphView) -> set[str]:
     """Follow small tensors through arithmetic of at most `most` elements."""
-    seen, pending = set(tensors), [*tensors]
-    while pending:
-        for use in view.consumers.get(pending.pop(), ()):
+    walk = Walk(tensors)
+    for tensor in walk:
+        for use in view.consumers.get(tensor, ()):
             consumer = view.node[use.node]
             elements = view.tensors[consumer.outputs[0]].elements if consumer.outputs[0] else None
             if elements is not None and elements <= most and consumer.op in _VECTOR_OPS:
-                pending.extend(tensor for tensor in consumer.outputs if tensor not in seen)
-                seen.update(consumer.outputs)
-    return seen
+                walk.add(consumer.outputs)
+    return walk.seen
 
 
 def _first_reduced(node: OpNode, view: GraphView) -> str:
@@ -113,15 +113,14 @@ def _broadcasts_back(node: OpNode, before: int, most: int, view: GraphView) -> I
 
     On the way are vectors of at most `most` elements.
     """
-    pending, seen = [node.outputs[0]], {node.outputs[0]}
-    while pending:
-        for use in view.consumers.get(pending.pop(), ()):
+    walk = Walk(node.outputs[:1])
+    for tensor in walk:
+        for use in view.consumers.get(tensor, ()):
             consumer = view.node[use.node]
             elements = view.tensors[consumer.outputs[0]].elements if consumer.outputs[0] else None
             if elements is None:
                 continue
             if elements == before and consumer.op in _BROADCASTS:
                 yield use
-            elif elements <= most and consumer.op in _VECTOR_OPS and consumer.outputs[0] not in seen:
-                seen.update(consumer.outputs)
-                pending.extend(consumer.outputs)
+            elif elements <= most and consumer.op in _VECTOR_OPS:
+                walk.add(consumer.outputs)

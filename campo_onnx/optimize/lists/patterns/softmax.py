@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from campo_onnx.ir.view import GraphView, OpNode, Use
+from campo_onnx.ir.walk import Walk
 from campo_onnx.ops.registry import having, moving, spec
 from campo_onnx.ops.spec import Movement
 from campo_onnx.ops.values.traits import Trait
@@ -46,12 +47,12 @@ def softmax(view: GraphView, update: frozenset[str]) -> Findings:
 
 def _row_sums(weights: str, view: GraphView) -> Iterator[tuple[Use, OpNode]]:
     """Yield the sums that are taken from a gradient before it meets a softmax's result."""
-    pending = [weights]
-    while pending:
-        for use in view.consumers.get(pending.pop(), ()):
+    walk = Walk([weights])
+    for tensor in walk:
+        for use in view.consumers.get(tensor, ()):
             consumer = view.node[use.node]
             if consumer.op in _VIEWS or consumer.op.label == "Where":
-                pending.append(consumer.outputs[0])
+                walk.add(consumer.outputs[:1])
             elif (place := _factor_of(consumer, use)) is not None:  # g * y + y * -sum
                 total = _sum_behind(consumer.inputs[place], view)
                 if total is not None:
@@ -91,15 +92,15 @@ def _maxima_of(tensor: str, view: GraphView) -> set[str]:
 
     JAX takes the larger of the maximum and minus infinity, as if a row could be empty.
     """
-    maxima, pending = set(), [tensor]
-    while pending:
-        producer = view.producer.get(pending.pop())
+    maxima, walk = set(), Walk([tensor])
+    for larger in walk:
+        producer = view.producer.get(larger)
         if producer is None:
             continue
         if producer.op.label == "ReduceMax":
             maxima.add(producer.inputs[0])
         elif producer.op in _KEEPS_ALL:
-            pending.append(producer.inputs[0])
+            walk.add(producer.inputs[:1])
         elif producer.op.label == "Max":
-            pending.extend(producer.inputs)
+            walk.add(producer.inputs)
     return maxima
