@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from campo_onnx.calibrate.layers import FURTHER, GENERATORS, SAMPLED_OPS, Generator, SampledNode
+from campo_onnx.calibrate.layers import FURTHER, GENERATORS, SAMPLED_OPS, Generator
 from campo_onnx.errors import UsageError
 from campo_onnx.ir.view import GraphView
 from campo_onnx.measure.one_node import standalone
@@ -23,7 +23,6 @@ from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import FLOAT, Signature, make_signature
 from campo_onnx.ops.work import HOST_ONLY
 
-OPSET = 20
 _TRIES = 200
 
 SMALLEST_ELEMENTS = 512
@@ -69,7 +68,7 @@ def _drawn(label: str, draw: Generator, sampling: Sampling) -> tuple[Signature, 
             break
         largest = sampling.largest_bytes / Precision.FP32.itemsize_bytes / 2
         target = math.exp(generator.uniform(math.log(SMALLEST_ELEMENTS), math.log(largest)))
-        signature = _signature(label, draw(generator, target))
+        signature = draw(generator, target)(OpKey.parse(label))
         if signature.nbytes <= sampling.largest_bytes and work_of(signature).flops <= sampling.largest_flops:
             drawn.setdefault(signature.key, signature)
     return tuple(drawn.values())
@@ -102,17 +101,5 @@ def cast_samples(count: int, largest_elements: int, low: Precision) -> Iterator[
                     inputs=[(source, (elements,))],
                     outputs=[(target, (elements,))],
                     attributes={"to": target},
-                    opset=OPSET,
                 ),
             )
-
-
-def _signature(label: str, sampled: SampledNode) -> Signature:
-    return make_signature(
-        OpKey.parse(label),
-        inputs=sampled.inputs,
-        outputs=[(sampled.output_dtype, shape) for shape in sampled.outputs],
-        attributes=sampled.attributes,
-        constants=sampled.values,
-        opset=OPSET,
-    )
