@@ -60,8 +60,7 @@ def bench(
     *,
     place: MachineArguments,
     steps: Annotated[
-        int,
-        option(MEASURE, "--steps", metavar="N", min=6, help="Timed steps of each graph, at most."),
+        int, option(MEASURE, "--steps", metavar="N", min=6, help="Timed steps of each graph, at most.")
     ] = 50,
     seconds: Annotated[
         float | None,
@@ -79,8 +78,7 @@ def bench(
         ),
     ] = 0.01,
     cuda_graph: Annotated[
-        bool,
-        option(MEASURE, "--cuda-graph", help="Let CUDA capture each step once and replay it."),
+        bool, option(MEASURE, "--cuda-graph", help="Let CUDA capture each step once and replay it.")
     ] = False,
     energy: Annotated[
         Use,

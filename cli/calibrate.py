@@ -51,8 +51,7 @@ def calibrate(
         ),
     ] = None,
     quick: Annotated[
-        bool,
-        option(DECISION, "--quick", help="Minutes instead of hours: fewer operators and shapes."),
+        bool, option(DECISION, "--quick", help="Minutes instead of hours: fewer operators and shapes.")
     ] = False,
     ops: Annotated[
         str | None,
@@ -88,8 +87,7 @@ def calibrate(
     *,
     place: MachineArguments,
     cuda_graph: Annotated[
-        bool,
-        option(MEASURE, "--cuda-graph", help="Time nodes inside captured CUDA graphs."),
+        bool, option(MEASURE, "--cuda-graph", help="Time nodes inside captured CUDA graphs.")
     ] = False,
     again: Annotated[
         bool,

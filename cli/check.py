@@ -86,10 +86,9 @@ class LimitArguments:
         float | None,
         option(LIMITS, metavar="RATIO", help="Smallest predicted speed-up over FP32.  [default: 1.0]"),
     ] = None
-    max_casts: Annotated[
-        int | None,
-        option(LIMITS, metavar="N", help="Most Casts that may be inserted."),
-    ] = None
+    max_casts: Annotated[int | None, option(LIMITS, metavar="N", help="Most Casts that may be inserted.")] = (
+        None
+    )
     keep_fp32: Annotated[
         list[str] | None,
         option(
@@ -101,8 +100,7 @@ class LimitArguments:
     ] = None
     value_range: CheckRangeOption = None
     strict: Annotated[
-        bool,
-        option(LIMITS, "--strict", help="A rule that cannot be checked counts as failed."),
+        bool, option(LIMITS, "--strict", help="A rule that cannot be checked counts as failed.")
     ] = False
     device: Annotated[
         str | None,
@@ -158,9 +156,7 @@ def check(
     mixed: Annotated[
         Path | None,
         typer.Argument(
-            metavar="MIXED",
-            help="The mixed-precision step (.onnx), or a folder of them.",
-            show_default=False,
+            metavar="MIXED", help="The mixed-precision step (.onnx), or a folder of them.", show_default=False
         ),
     ] = None,
     against: Annotated[
@@ -205,8 +201,7 @@ def check(
     ] = None,
     report: ReportOption = None,
     github: Annotated[
-        bool,
-        option(OUTPUT, "--github", help="Print GitHub annotations; on by default in GitHub Actions."),
+        bool, option(OUTPUT, "--github", help="Print GitHub annotations; on by default in GitHub Actions.")
     ] = False,
     force: ForceOption = False,
 ) -> None:

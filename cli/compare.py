@@ -80,8 +80,7 @@ def compare(
         ),
     ] = False,
     steps: Annotated[
-        int,
-        option(VERIFICATION, metavar="N", min=6, help="For --measure: timed steps of each strategy."),
+        int, option(VERIFICATION, metavar="N", min=6, help="For --measure: timed steps of each strategy.")
     ] = 30,
     drift: Annotated[
         list[Emulated] | None,

@@ -144,11 +144,7 @@ _OPERATORS = ("allow", "infer", "clear", "deny")
 
 
 def plain_options(
-    basis: Basis,
-    where: TargetArguments,
-    graph: GraphArguments,
-    decision: StrategyArguments,
-    lists: "OpLists",
+    basis: Basis, where: TargetArguments, graph: GraphArguments, decision: StrategyArguments, lists: "OpLists"
 ) -> "Options":
     """Make the options of a plan of those of a command; `basis` is what `where` opened."""
     from campo_onnx.planning.options import Options

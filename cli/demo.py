@@ -18,8 +18,7 @@ BUDGET_S = 30.0  # a step takes about a second
 
 def demo(
     folder: Annotated[
-        Path,
-        option(OUTPUT, "--folder", metavar="FOLDER", help="Where to write its files."),
+        Path, option(OUTPUT, "--folder", metavar="FOLDER", help="Where to write its files.")
     ] = Path("campo_demo"),
     device: DeviceOption = PREDICTED,
     force: ForceOption = False,

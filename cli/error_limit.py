@@ -119,8 +119,7 @@ def best_within(
     if not chosen:
         raise refusals[0]
     best, decided = min(
-        chosen,
-        key=lambda one: (one[0].emulated_error or 0.0) if max_error is None else one[0].point.time_us,
+        chosen, key=lambda one: (one[0].emulated_error or 0.0) if max_error is None else one[0].point.time_us
     )
     name = f"{best.low.name} was chosen. " if len(lows) > 1 else ""
     errors = f"{best.point.error:.2g}, and {best.emulated_error:.2g} emulated"

@@ -10,14 +10,7 @@ import typer
 from campo_onnx.errors import UsageError
 
 from .completion import complete_nodes
-from .options import (
-    ForceOption,
-    FormatOption,
-    JsonOption,
-    ReportOption,
-    check_one_form,
-    option,
-)
+from .options import ForceOption, FormatOption, JsonOption, ReportOption, check_one_form, option
 from .outputs import check_outputs
 from .render.bench import print_written
 from .render.console import print_json
@@ -50,8 +43,7 @@ def explain(
         ),
     ] = None,
     top: Annotated[
-        int,
-        option(None, "--top", metavar="N", min=0, help="Without a node: how many decisions; 0 for all."),
+        int, option(None, "--top", metavar="N", min=0, help="Without a node: how many decisions; 0 for all.")
     ] = _MOST_IMPORTANT,
     rules: Annotated[
         bool,

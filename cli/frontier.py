@@ -129,9 +129,7 @@ def frontier(
         exported = import_model(model, options.dims)
         check_not_read(targets, exported.data_files)
         report_unmatched(
-            exported.view,
-            keep_fp32=graph.keep_fp32,
-            lists=chosen_lists if existing(lists) else None,
+            exported.view, keep_fp32=graph.keep_fp32, lists=chosen_lists if existing(lists) else None
         )
         batches = _batches(exported, inputs)
         results: list[Frontier] = []

@@ -14,7 +14,7 @@ LINES = 40
 
 _FIRST = {
     "optimize": "--output --plan --report --dry-run --force --dim --device --precision --max-error --inputs "
-    "--safety --lists --keep-fp32 --verify",
+    "--safety --lists --keep-fp32 --verify"
 }
 """Options that ``-h`` shows of commands that have too many for one screen; the others it names."""
 

@@ -77,10 +77,7 @@ class OutputArguments:
             "emulated, too. Plan and report keep the prices.",
         ),
     ] = False
-    dry_run: Annotated[
-        bool,
-        option(OUTPUT, "--dry-run", help="Plan and report, and write nothing."),
-    ] = False
+    dry_run: Annotated[bool, option(OUTPUT, "--dry-run", help="Plan and report, and write nothing.")] = False
     json: JsonOption = False
     quiet: QuietOption = False
     verbose: VerboseOption = False

@@ -45,8 +45,7 @@ class Use(StrEnum):
 
 
 ModelArgument = Annotated[
-    Path,
-    typer.Argument(metavar="MODEL", help="The exported FP32 training step (.onnx).", show_default=False),
+    Path, typer.Argument(metavar="MODEL", help="The exported FP32 training step (.onnx).", show_default=False)
 ]
 DimOption = Annotated[
     list[str] | None,
@@ -232,8 +231,7 @@ StoreOption = Annotated[
     ),
 ]
 WorkersOption = Annotated[
-    int,
-    option(SCALE, "--workers", metavar="N", min=1, help="Processes of this machine."),
+    int, option(SCALE, "--workers", metavar="N", min=1, help="Processes of this machine.")
 ]
 ClusterOption = Annotated[
     str,
@@ -248,17 +246,12 @@ ClusterOption = Annotated[
 ResultsOption = Annotated[
     Path | None,
     option(
-        OUTPUT,
-        "-o",
-        "--output",
-        metavar="FILE.json",
-        help="Write the results and every single time as JSON.",
+        OUTPUT, "-o", "--output", metavar="FILE.json", help="Write the results and every single time as JSON."
     ),
 ]
 ForceOption = Annotated[bool, option(OUTPUT, "--force", help="Overwrite existing files.")]
 JsonOption = Annotated[
-    bool,
-    option(OUTPUT, "--json", help="Print one JSON document instead; an error is a JSON document, too."),
+    bool, option(OUTPUT, "--json", help="Print one JSON document instead; an error is a JSON document, too.")
 ]
 FormatOption = Annotated[
     TableFormat,
@@ -269,10 +262,7 @@ FormatOption = Annotated[
         "an issue.",
     ),
 ]
-QuietOption = Annotated[
-    bool,
-    option(OUTPUT, "--quiet", "-q", help="Print warnings and errors only."),
-]
+QuietOption = Annotated[bool, option(OUTPUT, "--quiet", "-q", help="Print warnings and errors only.")]
 VerboseOption = Annotated[bool, option(OUTPUT, "--verbose", "-v", help="Print every row, and notes in full.")]
 
 

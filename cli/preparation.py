@@ -92,12 +92,7 @@ def check_inputs(inputs: list[Path]) -> None:
 
 
 def planned(
-    model: Path,
-    source: Path,
-    options: "Options",
-    data: DataArguments,
-    *,
-    auto_precision: bool,
+    model: Path, source: Path, options: "Options", data: DataArguments, *, auto_precision: bool
 ) -> tuple["Optimized", "Options", "dict[Path, Feeds]"]:
     """Read a graph from its source, find out what its options leave open, and plan it.
 

@@ -52,10 +52,7 @@ class ProbeArguments:
 
 
 def probed(
-    optimized: "Optimized",
-    options: "Options",
-    inputs: "Mapping[Path, Feeds]",
-    wanted: ProbeArguments,
+    optimized: "Optimized", options: "Options", inputs: "Mapping[Path, Feeds]", wanted: ProbeArguments
 ) -> tuple["Optimized", "Options", tuple[str, ...]]:
     """Try a plan on data, and say what was tried."""
     if wanted.probe is ProbeMode.OFF or not optimized.plan.low_nodes or optimized.was_optimized_before:

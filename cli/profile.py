@@ -31,17 +31,13 @@ from .signature import with_options
 def profile(
     model: ModelArgument,
     output: Annotated[
-        Path,
-        option(None, "-o", "--output", metavar="FILE.parquet", help="Where to write the table."),
+        Path, option(None, "-o", "--output", metavar="FILE.parquet", help="Where to write the table.")
     ],
     dim: DimOption = None,
     inputs: BatchOption = None,
     *,
     place: MachineArguments,
-    steps: Annotated[
-        int,
-        option(MEASURE, metavar="N", min=1, max=1000, help="Training steps to time."),
-    ] = 10,
+    steps: Annotated[int, option(MEASURE, metavar="N", min=1, max=1000, help="Training steps to time.")] = 10,
     kernel_trace: Annotated[
         Use,
         option(

@@ -45,10 +45,7 @@ def try_step(
             help="Also measure torch.compile, which takes minutes to compile large networks.",
         ),
     ] = False,
-    steps: Annotated[
-        int,
-        option(MEASURE, "--steps", metavar="N", min=6, help="Timed rounds, at most."),
-    ] = 24,
+    steps: Annotated[int, option(MEASURE, "--steps", metavar="N", min=6, help="Timed rounds, at most.")] = 24,
     seconds: Annotated[
         float,
         option(MEASURE, "--seconds", metavar="S", min=0.0, help="Start no further round after this time."),

@@ -68,12 +68,7 @@ class Loaded:
 
 
 def load_graphs(
-    graphs: Sequence[Graph],
-    buffers: Buffers,
-    machine: Machine,
-    memory: MemoryMeter,
-    *,
-    cuda_graph: bool,
+    graphs: Sequence[Graph], buffers: Buffers, machine: Machine, memory: MemoryMeter, *, cuda_graph: bool
 ) -> Loaded:
     """Load every graph and run its first two steps, in which the runtime reserves its memory."""
     steps: dict[str, Step] = {}

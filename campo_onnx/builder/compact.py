@@ -284,10 +284,7 @@ def crop(
 def pad(g: Graph, x: Value, before: Sequence[int], after: Sequence[int], number: float = 0.0) -> Value:
     """Add `number` around `x`; a negative width crops."""
     x = crop(
-        g,
-        x,
-        [max(0, -b) for b in before],
-        [n - max(0, -a) for n, a in zip(x.shape, after, strict=True)],
+        g, x, [max(0, -b) for b in before], [n - max(0, -a) for n, a in zip(x.shape, after, strict=True)]
     )
     widths = [max(0, width) for width in (*before, *after)]
     return g.op("Pad", x, g.integers(widths), g.scalar(number, x.dtype)) if any(widths) else x

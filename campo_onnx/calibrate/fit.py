@@ -82,12 +82,7 @@ METHODS = (
     Method(name="non-negative", relative=True, non_negative=True, with_time=True, all_events=False),
     Method(name="all events", relative=True, non_negative=True, with_time=True, all_events=True),
     Method(
-        name="neighbours",
-        relative=True,
-        non_negative=True,
-        with_time=True,
-        all_events=True,
-        neighbours=True,
+        name="neighbours", relative=True, non_negative=True, with_time=True, all_events=True, neighbours=True
     ),
     Method(name="process", relative=True, non_negative=True, with_time=True, all_events=True, process=True),
 )

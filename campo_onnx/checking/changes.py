@@ -90,11 +90,7 @@ def _is_lowered(
 
 
 def _differences(
-    fp32: Imported,
-    mixed: Imported,
-    inserted: tuple[OpNode, ...],
-    ports: dict[str, Ports],
-    with_weights: bool,
+    fp32: Imported, mixed: Imported, inserted: tuple[OpNode, ...], ports: dict[str, Ports], with_weights: bool
 ) -> Iterator[str]:
     before, after = fp32.view, mixed.view
     missing = [n for n in before.nodes if n.name not in after.node and n.op not in (CAST, CONSTANT)]

@@ -37,9 +37,4 @@ def estimate(view: GraphView, ports: Mapping[str, Ports], target: Target, precis
             source=CostSource.DATASHEET,
         )
     cast = CastModel(r_us=cast_us_per_element(target, precision), c_i_us=target.launch_us)
-    return CostTable(
-        target=target,
-        source=CostSource.DATASHEET,
-        nodes=nodes,
-        cast=cast,
-    )
+    return CostTable(target=target, source=CostSource.DATASHEET, nodes=nodes, cast=cast)

@@ -250,8 +250,6 @@ def _dense(sparse: onnx.SparseTensorProto, name: str) -> TensorProto:
         dense[np.unravel_index(places, shape) if places.ndim == 1 else tuple(places.T)] = values
     except (IndexError, ValueError) as error:
         raise ModelError(
-            f"the sparse constant {name!r} is damaged",
-            why=str(error),
-            remedy="Export the model again.",
+            f"the sparse constant {name!r} is damaged", why=str(error), remedy="Export the model again."
         ) from error
     return numpy_helper.from_array(dense, name)

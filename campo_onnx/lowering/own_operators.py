@@ -31,14 +31,7 @@ from functools import partial
 
 import onnx
 
-from campo_onnx.builder.compact import (
-    expand,
-    reduce,
-    reshape,
-    scale_apart,
-    scaled,
-    swap_last_two,
-)
+from campo_onnx.builder.compact import expand, reduce, reshape, scale_apart, scaled, swap_last_two
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.products import PRODUCTS, is_turned, matmul
 from campo_onnx.builder.scaled_sums import gated_add

@@ -53,10 +53,7 @@ def widened(imported: Imported, low: Precision, dims: Mapping[str, int] | None =
     if result is imported:
         return imported
     return replace(
-        result,
-        data_files=imported.data_files,
-        converted_from=imported.converted_from,
-        as_given=imported,
+        result, data_files=imported.data_files, converted_from=imported.converted_from, as_given=imported
     )
 
 

@@ -44,11 +44,7 @@ VIEW_NODE = make_signature(
 """Stands for every node that only renames bytes. At the edge of a graph such a node copies its input, which
 on a GPU is a launch; inside it costs the host alone. So it is timed as a chain inside one graph."""
 
-LAUNCH_NODE = make_signature(
-    OpKey("", "Relu"),
-    inputs=[(FLOAT, (4,))],
-    outputs=[(FLOAT, (4,))],
-)
+LAUNCH_NODE = make_signature(OpKey("", "Relu"), inputs=[(FLOAT, (4,))], outputs=[(FLOAT, (4,))])
 """A node that does next to nothing: it costs what a node costs that launches a kernel."""
 
 _CHAIN = 256  # views that one chain has more than the other: each takes less than a microsecond

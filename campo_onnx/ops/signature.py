@@ -187,9 +187,7 @@ class Signature:
         A tensor that is read twice and changes at one of its positions becomes two tensors.
         """
         return replace(
-            self,
-            inputs=_reshaped(self.inputs, inputs, "x"),
-            outputs=_reshaped(self.outputs, outputs, "y"),
+            self, inputs=_reshaped(self.inputs, inputs, "x"), outputs=_reshaped(self.outputs, outputs, "y")
         )
 
 

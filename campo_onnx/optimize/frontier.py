@@ -90,9 +90,7 @@ def _with_prices(points: list[FrontierPoint], bounds_us: Mapping[float, float]) 
     prices_us = [0.0, *(_price_us(*pair) for pair in pairwise(points))]
     return tuple(
         replace(
-            point,
-            bound_us=float((proved_us - at_us * point.squared_error).max()),
-            least_price_us=least_us,
+            point, bound_us=float((proved_us - at_us * point.squared_error).max()), least_price_us=least_us
         )
         for point, least_us in zip(points, prices_us, strict=True)
     )

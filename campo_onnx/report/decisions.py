@@ -118,12 +118,7 @@ def _shape(view: GraphView, outputs: Iterable[str]) -> str:
 
 
 def _plan(
-    plan: Plan,
-    problem: Problem | None,
-    number: dict[str, int],
-    texts: Texts,
-    rules: Texts,
-    classes: Texts,
+    plan: Plan, problem: Problem | None, number: dict[str, int], texts: Texts, rules: Texts, classes: Texts
 ) -> dict[str, Any]:
     decisions = sorted(plan.decisions, key=lambda d: number[d.node])
     reasons = [decision.reason for decision in decisions]

@@ -39,11 +39,7 @@ class Machine:
 
     def is_same_device(self, other: "Machine") -> bool:
         """Whether timings of both describe the same device, whatever the software's versions."""
-        return (self.runtime, self.provider, self.device) == (
-            other.runtime,
-            other.provider,
-            other.device,
-        )
+        return (self.runtime, self.provider, self.device) == (other.runtime, other.provider, other.device)
 
 
 def cores() -> int:

@@ -131,9 +131,7 @@ class Results(Mapping[str, Any], Closing):
             why = "a key or a value is missing"
         if not isinstance(row, dict) or not isinstance(row.get("key"), str) or "value" not in row:
             raise UsageError(
-                f"{title} is not a result of campo-onnx",
-                why=why,
-                remedy="Name another file, or remove it.",
+                f"{title} is not a result of campo-onnx", why=why, remedy="Name another file, or remove it."
             )
         if "digest" not in row:  # of an earlier version: worked out again
             return

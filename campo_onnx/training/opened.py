@@ -15,13 +15,7 @@ from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.size_ranges import ranges_of, with_examples
 from campo_onnx.lowering.place import Place
 from campo_onnx.lowering.sequence import as_it_runs
-from campo_onnx.runtime.choice import (
-    keep_choice,
-    kept_choice,
-    needs_default,
-    runtimes_on_cpu,
-    times_us,
-)
+from campo_onnx.runtime.choice import keep_choice, kept_choice, needs_default, runtimes_on_cpu, times_us
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.machine import DEFAULT, Machine
 from campo_onnx.runtime.registry import AUTO, machine, processor_for, runtime_called

@@ -41,13 +41,7 @@ def export_step(user: "TorchStep", path: Path, target: Target, *, loss_scale: bo
     from campo_onnx.export.torch import export_training_step
 
     export_training_step(
-        user.module,
-        user.loss,
-        user.inputs,
-        user.targets,
-        loss_scale=loss_scale,
-        target=target,
-        path=path,
+        user.module, user.loss, user.inputs, user.targets, loss_scale=loss_scale, target=target, path=path
     )
     return import_model(path)
 

@@ -154,11 +154,7 @@ def stdout() -> "Console":
 
     width = None if sys.stdout.isatty() else _PIPED_WIDTH
     return Console(
-        file=cast(TextIO, _Lines(sys.stdout)),
-        width=width,
-        highlight=False,
-        emoji=False,
-        quiet=_output.quiet,
+        file=cast(TextIO, _Lines(sys.stdout)), width=width, highlight=False, emoji=False, quiet=_output.quiet
     )
 
 

@@ -91,10 +91,7 @@ def export_training_step(
             results[step_naming.GRADS_FINITE] = total - total == 0
         return results
 
-    arguments: dict[str, Any] = {
-        step_naming.PARAMETER: parameters,
-        step_naming.INPUT: inputs,
-    }
+    arguments: dict[str, Any] = {step_naming.PARAMETER: parameters, step_naming.INPUT: inputs}
     if loss_scale:
         arguments[step_naming.LOSS_SCALE] = jax.ShapeDtypeStruct((), jnp.float32)
     return export_function(step, arguments, opset=opset, path=path)

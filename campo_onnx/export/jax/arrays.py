@@ -8,17 +8,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from campo_onnx.builder.compact import (
-    cast,
-    concat,
-    crop,
-    expand,
-    full,
-    pad,
-    reduce,
-    reshape,
-    transpose,
-)
+from campo_onnx.builder.compact import cast, concat, crop, expand, full, pad, reduce, reshape, transpose
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.products import matmul
 from campo_onnx.builder.value import Value

@@ -116,12 +116,7 @@ def _window_max(
 ) -> Value:  # fmt: skip
     _refuse_dilation(base_dilation, window_dilation)
     laid, (y,) = _max_pool(
-        g,
-        x,
-        window_dimensions=window_dimensions,
-        window_strides=window_strides,
-        padding=padding,
-        outputs=1,
+        g, x, window_dimensions=window_dimensions, window_strides=window_strides, padding=padding, outputs=1
     )
     return laid.back(g, y, expected.shape)
 
@@ -151,12 +146,7 @@ def _select_and_scatter_add(
     if select_prim.name != "ge":
         raise UntranslatableError(f"selection by {select_prim.name}")
     laid, pooled = _max_pool(
-        g,
-        x,
-        window_dimensions=window_dimensions,
-        window_strides=window_strides,
-        padding=padding,
-        outputs=2,
+        g, x, window_dimensions=window_dimensions, window_strides=window_strides, padding=padding, outputs=2
     )
     zeros = full(g, (x.elements,), 0, source.dtype)
     flat = reshape(g, pooled[1], (source.elements,))

@@ -50,12 +50,7 @@ _FEWEST_OUTPUTS = 16
 
 
 def weight_gradient(
-    g: Graph,
-    x: Value,
-    gradient: Value,
-    shape: tuple[int, ...],
-    geometry: Geometry,
-    device: Target,
+    g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geometry: Geometry, device: Target
 ) -> Value:
     """Write the gradient of a weight."""
     by_kernel = partial(by_convolution, shape=shape, geometry=geometry)

@@ -45,12 +45,6 @@ def layer_normalization(signature: Signature, inputs: Ranges) -> tuple[ValueRang
         bound = math.sqrt(max(math.prod(shape[axis:]), 1)) * scale.bound + (bias.bound if bias else 0.0)
     epsilon = float(signature.attributes.get("epsilon", 1e-5))
     most = 1.0 / math.sqrt(epsilon) if epsilon > 0.0 else INFINITY
-    inverse = made(
-        0.0,
-        most,
-        min(1.0, most),
-        most if epsilon > 0.0 else 1.0,
-        is_guard=True,
-    )
+    inverse = made(0.0, most, min(1.0, most), most if epsilon > 0.0 else 1.0, is_guard=True)
     statistics = (UNKNOWN, inverse) if signature.op.op_type == "LayerNormalization" else (inverse,)
     return (between(-bound, bound), *statistics)[: len(signature.outputs)]

@@ -90,12 +90,7 @@ UNKNOWN_INTEGER = ValueRange(expected_lowest=0.0, is_integer=True, from_integers
 """An index, a label or a count."""
 
 BOOLEAN = ValueRange(
-    lowest=0.0,
-    highest=1.0,
-    expected_lowest=0.0,
-    expected_highest=1.0,
-    is_integer=True,
-    from_integers=True,
+    lowest=0.0, highest=1.0, expected_lowest=0.0, expected_highest=1.0, is_integer=True, from_integers=True
 )
 
 

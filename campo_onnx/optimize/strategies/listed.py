@@ -4,11 +4,7 @@ from campo_onnx.optimize.lists.oplists import OpClass
 from campo_onnx.optimize.plan.reason import Reason, Verdict
 from campo_onnx.optimize.problem import Assignment, Problem
 
-_REASON = {
-    OpClass.DENY: Reason.DENY_LIST,
-    OpClass.UNLISTED: Reason.UNLISTED,
-    OpClass.UNKNOWN: Reason.UNKNOWN,
-}
+_REASON = {OpClass.DENY: Reason.DENY_LIST, OpClass.UNLISTED: Reason.UNLISTED, OpClass.UNKNOWN: Reason.UNKNOWN}
 
 
 def listed_verdicts(problem: Problem) -> dict[str, Verdict]:
