@@ -8,7 +8,7 @@ import typer
 
 from campo_onnx.errors import CheckFailedError, UsageError
 
-from .notes import note_form
+from .notes import sentence_of_form
 from .options import (
     INPUT,
     MEASURE,
@@ -142,7 +142,7 @@ def bench(
         first = graphs[0].imported
         feeds = None if inputs is None else read_feeds(inputs, first.view, first.defaults)
     for graph in graphs:
-        note_form(graph.imported, here.runtime, graph.name)
+        print_note(sentence_of_form(graph.imported, here.runtime, graph.name))
     several = f"{len(graphs)} graphs" if len(graphs) > 1 else graphs[0].name
 
     def loaded(seconds: float) -> None:

@@ -172,8 +172,7 @@ def calibrate(
     workload = _workload(here.provider, quick=quick, ops=ops, shapes=shapes)
     workload = replace(workload, of_steps=tuple(_nodes(nodes_of or (), here, low)))
     with Store(from_store or store or default_path()) as timings, telling_what_is_kept(timings):
-        if timings.notice:
-            print_note(timings.notice)
+        print_note(timings.notice)
         with progressing(f"calibrating {here.device} ({here.provider})") as advance:
             only_stored = from_store is not None
             timer = NodeTimer(
@@ -244,8 +243,7 @@ def _on_cluster(
 
     make_folder(user_folder())
     with Store(store) as timings:
-        if timings.notice:
-            print_note(timings.notice)
+        print_note(timings.notice)
         with RayPool(address) as pool:
             kinds = kinds_in(pool, place.device, place.threads)
             places = {}

@@ -9,21 +9,10 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from .render.console import print_document
 
-HOME = {
-    "demo": "demo:demo",
-    "optimize": "optimize:optimize",
-    "compare": "compare:compare",
-    "frontier": "frontier:frontier",
-    "explain": "explain:explain",
-    "devices": "devices:devices",
-    "profile": "profile:profile",
-    "bench": "bench:bench",
-    "calibrate": "calibrate:calibrate",
-    "check": "check:check",
-    "try": "try_step:try_step",
-}
-"""Module and function of each command, in the order of the help."""
+_COMMANDS = "demo optimize compare frontier explain devices profile bench calibrate check try"
 
+HOME = {name: "try_step" if name == "try" else name for name in _COMMANDS.split()}
+"""Module of each command, and the function in it, which are called alike; in the order of the help."""
 
 HELP = ["-h", "--help"]
 """Names of the option for help."""
@@ -71,9 +60,9 @@ class Command(TyperCommand):
 
 @cache
 def _loaded(name: str) -> Any:
-    module, _, function = HOME[name].partition(":")
+    home = HOME[name]
     alone = typer.Typer(rich_markup_mode="markdown", add_completion=False)
-    alone.command(name=name, cls=Command)(getattr(import_module(f".{module}", __package__), function))
+    alone.command(name=name, cls=Command)(getattr(import_module(f".{home}", __package__), home))
     return typer.main.get_command(alone)
 
 

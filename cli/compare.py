@@ -11,7 +11,7 @@ from campo_onnx.errors import UsageError
 from .completion import complete_lists
 from .decision import GraphArguments, StrategyArguments, plain_options
 from .evidence import TargetArguments, opened_target
-from .notes import note_arithmetic, report_unmatched
+from .notes import report_unmatched, sentence_of_arithmetic
 from .options import (
     SAFETY,
     VERIFICATION,
@@ -29,7 +29,7 @@ from .options import (
 from .outputs import check_outputs
 from .render.bench import print_written
 from .render.comparison import headline, print_comparison
-from .render.console import INTERRUPTED, command_line, print_json, working
+from .render.console import INTERRUPTED, command_line, print_json, print_note, working
 from .signature import with_options
 from .verification import drifting, measured_strategies
 
@@ -146,7 +146,7 @@ def compare(
             this_machine(basis.target)
         decision = StrategyArguments(precision=precision, margin_us=margin_us)
         options = plain_options(basis, where, graph, decision, preset("campo"))
-        note_arithmetic(options)
+        print_note(sentence_of_arithmetic(options))
         with working(f"comparing strategies on {model.name} for {basis.target.name}"):
             comparison = run_comparison(model, options, lists=chosen_lists)
         report_unmatched(

@@ -155,8 +155,7 @@ def opened_target(chosen: TargetArguments) -> Iterator[Basis]:
     if calibration is None and costs is CostSource.AUTO and (why := runtime_called(runtime).problem("cpu")):
         print_note(f"{why}, so costs are estimated from public figures.")
         costs = CostSource.DATASHEET
-    if note:
-        print_note(note)
+    print_note(note)
     if calibration is None and execution is Running.GRAPH:
         target = _captured(target)
     read = None if profile is None else _read(profile)
@@ -171,8 +170,7 @@ def opened_target(chosen: TargetArguments) -> Iterator[Basis]:
         telling_what_is_kept(timings),
         progressing("measuring distinct nodes") as advance,
     ):
-        if timings.notice:
-            print_note(timings.notice)
+        print_note(timings.notice)
         evidence = Evidence(profile=read, store=timings, on_progress=advance)
         yield Basis(target=target, evidence=evidence, costs=costs)
 

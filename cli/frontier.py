@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from .completion import AUTO, complete_lists
 from .decision import GraphArguments, StrategyArguments, plain_options
 from .evidence import TargetArguments, opened_target
-from .notes import note_arithmetic, note_form, report_unmatched
+from .notes import report_unmatched, sentence_of_arithmetic, sentence_of_form
 from .options import (
     SAFETY,
     VERIFICATION,
@@ -137,8 +137,8 @@ def frontier(
             with_low = replace(options, low=low)
             imported = forms_for(exported, with_low)[0]
             if not results:
-                note_form(imported, options.target.runtime.name, model.name)
-                note_arithmetic(with_low)
+                print_note(sentence_of_form(imported, options.target.runtime.name, model.name))
+                print_note(sentence_of_arithmetic(with_low))
             problem = problem_of(imported, with_low)
             with progressing(f"emulating {model.name} in {low.name}") as advance:
                 result = measured_frontier(

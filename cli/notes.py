@@ -79,18 +79,6 @@ def sentence_of_arithmetic(options: "Options") -> str:
     return f"{options.target.name} has no {options.low.value} arithmetic, so it cannot pay there."
 
 
-def note_arithmetic(options: "Options") -> None:
-    """Say that a device does not compute in the low precision."""
-    if sentence := sentence_of_arithmetic(options):
-        print_note(sentence)
-
-
-def note_form(imported: "Imported", runtime: str, title: str) -> None:
-    """Note which passes brought a graph into the form that a runtime runs."""
-    if sentence := sentence_of_form(imported, runtime, title):
-        print_note(sentence)
-
-
 def note_what_surprises(
     model: Path, optimized: "Optimized", options: "Options", tried: Sequence[str] = ()
 ) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """``campo-onnx optimize``: write a training step in mixed precision."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,9 +25,8 @@ from .options import (
 )
 from .outputs import check_outputs
 from .preparation import DataArguments, cleaned_up, planned
-from .pricing import priced
 from .probing import ProbeArguments, probed
-from .render.console import command_line, print_json, set_loudness, working
+from .render.console import command_line, print_json, print_note, progressing, set_loudness, working
 from .render.plan import print_optimized
 from .render.verification import print_verification
 from .signature import with_options
@@ -183,7 +182,7 @@ def optimize(
             print_verification(verification)
             measured = verification.attempts[-1].result if verification.attempts else None
         if outputs.rules:
-            optimized = priced(optimized, options, [*batches.values()])
+            optimized = _priced(optimized, options, [*batches.values()])
         told = () if outputs.json or outputs.quiet else _advice(optimized, options)
         notes = [*told, *tried, *note_what_surprises(model, optimized, options, tried)]
         page = partial(_page, optimized, options, model, batches=[*batches.values()], measured=measured)
@@ -213,6 +212,23 @@ def _write(
         read = imported.data_files | weights
         export_model(optimized.model, output, folder=imported.folder, texts=texts, read=read)
     return output, *texts
+
+
+def _priced(optimized: "Optimized", options: "Options", batches: "Sequence[Feeds]") -> "Optimized":
+    """Add the prices of rules to a plan; with batches also the error that each saves."""
+    from campo_onnx.planning.rule_prices import rule_prices
+
+    if optimized.was_optimized_before:
+        print_note("--rules: the model is a result of campo-onnx already, so no rule decides about it.")
+        return optimized
+    error_of = None
+    if batches:
+        from campo_onnx.emulation.frontier import error_on
+
+        error_of = error_on(optimized.imported, options, batches)
+    with progressing("planning without each rule") as advance:
+        prices = rule_prices(optimized.imported, optimized.problem, options, error_of=error_of, tell=advance)
+    return replace(optimized, plan=replace(optimized.plan, rules=prices))
 
 
 def _page(

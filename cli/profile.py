@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from .evidence import telling_what_is_kept
-from .notes import note_form
+from .notes import sentence_of_form
 from .options import (
     MEASURE,
     BatchOption,
@@ -79,14 +79,13 @@ def profile(
     target = target_of(here)
     sizes = dimensions(dim)
     imported = as_it_runs(import_model(model, sizes), Place.on(here), sizes)
-    note_form(imported, here.runtime, model.name)
+    print_note(sentence_of_form(imported, here.runtime, model.name))
     check_not_read([output], imported.data_files)
     with working("preparing inputs"):
         view, defaults = imported.view, imported.defaults
         feeds = synthesize(view) if inputs is None else read_feeds(inputs, view, defaults)
     with Store(store) as timings, telling_what_is_kept(timings):
-        if timings.notice:
-            print_note(timings.notice)
+        print_note(timings.notice)
         with progressing(f"profiling {model.name} on {here.provider}") as advance:
             timer = NodeTimer(machine=here, store=timings)
             taken = take_profile(

@@ -201,8 +201,8 @@ def print_json(text: str) -> None:
 
 
 def print_note(text: str) -> None:
-    """Print a note to the user."""
-    if not _output.quiet:
+    """Print a note to the user; nothing where there is no text."""
+    if text and not _output.quiet:
         stderr().print(escape(text), style="dim")
 
 
