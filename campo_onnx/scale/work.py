@@ -1,11 +1,9 @@
 """Tasks, wherever they run: a task is a value with a key, and is done once."""
 
-import copyreg
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Protocol
 
 from campo_onnx.scale.results import Results
@@ -88,15 +86,3 @@ def run(
         outcomes[task.key] = outcome
         advance(len(outcomes), len(wanted))
     return {task.key: outcomes[task.key] for task in tasks}
-
-
-def _read_only(mapping: dict[Any, Any]) -> Mapping[Any, Any]:
-    return MappingProxyType(mapping)
-
-
-def _reduce(mapping: "MappingProxyType[Any, Any]") -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    return _read_only, (dict(mapping),)
-
-
-# Values of ours are read-only all through, and pickle knows no read-only mapping.
-copyreg.pickle(MappingProxyType, _reduce)
