@@ -7,22 +7,13 @@ from dataclasses import dataclass, replace
 from campo_onnx.emulation.drift import Arrays
 from campo_onnx.emulation.emulated_steps import EmulatedSteps, kept_in_cache
 from campo_onnx.emulation.numerics import emulate, seeded
-from campo_onnx.emulation.sensitivity import (
-    Sensitivities,
-    measure_sensitivities,
-    references_of,
-)
+from campo_onnx.emulation.sensitivity import Sensitivities, measure_sensitivities, references_of
 from campo_onnx.errors import CheckFailedError
 from campo_onnx.ir.importer import Imported
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.optimize.problem import Problem
-from campo_onnx.planning.frontier import (
-    FrontierPlan,
-    are_nested,
-    frontier_plans,
-    least_error_within,
-)
+from campo_onnx.planning.frontier import FrontierPlan, are_nested, frontier_plans, least_error_within
 from campo_onnx.planning.options import Options
 
 MOST_EMULATED = 20

@@ -76,11 +76,7 @@ class Probed:
 
 
 def probe(
-    optimized: Optimized,
-    options: Options,
-    batches: Sequence[Batch] = (),
-    *,
-    budget_s: float | None = None,
+    optimized: Optimized, options: Options, batches: Sequence[Batch] = (), *, budget_s: float | None = None
 ) -> Probed:
     """Run the planned step, emulated, beside the FP32 step, and keep in FP32 what makes it wrong.
 

@@ -9,13 +9,7 @@ from onnx import TensorProto
 from campo_onnx.builder.compact import full, pad, reshape
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.value import Value
-from campo_onnx.emulation.adjoint.rule import (
-    Call,
-    NoRuleError,
-    Rule,
-    of_shape,
-    total,
-)
+from campo_onnx.emulation.adjoint.rule import Call, NoRuleError, Rule, of_shape, total
 
 
 def _reshape(g: Graph, call: Call) -> Sequence[Value]:

@@ -7,13 +7,7 @@ from campo_onnx.builder.compact import reshape, swap_last_two
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.value import Value
 from campo_onnx.emulation.adjoint.movement import cropped
-from campo_onnx.emulation.adjoint.rule import (
-    Call,
-    NoRuleError,
-    Rule,
-    of_shape,
-    total,
-)
+from campo_onnx.emulation.adjoint.rule import Call, NoRuleError, Rule, of_shape, total
 from campo_onnx.lowering.convolutions.conv_on_cpu import input_gradient
 from campo_onnx.lowering.convolutions.gradient_as_kernel import by_convolution
 from campo_onnx.lowering.convolutions.patches import Geometry

@@ -63,6 +63,5 @@ def _convolution_backward(
 
 
 TRANSLATIONS: Table = table(
-    (aten.convolution.default, _convolution),
-    (aten.convolution_backward.default, _convolution_backward),
+    (aten.convolution.default, _convolution), (aten.convolution_backward.default, _convolution_backward)
 )

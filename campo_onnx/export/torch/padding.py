@@ -43,5 +43,5 @@ TRANSLATIONS: Table = table(
             aten.replication_pad3d_backward.default,
         ),
         _replicated_backward,
-    ),
+    )
 )

@@ -237,11 +237,7 @@ def _resampling(
 
 _RESAMPLINGS = {
     "nearest": ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
-    "nearest-exact": (
-        "_upsample_nearest_exact1d",
-        "_upsample_nearest_exact2d",
-        "_upsample_nearest_exact3d",
-    ),
+    "nearest-exact": ("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d"),
     "linear": ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"),
     "bicubic": ("upsample_bicubic2d",),
 }

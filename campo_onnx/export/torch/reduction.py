@@ -7,15 +7,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, numpy_helper
 
-from campo_onnx.builder.compact import (
-    cast,
-    elementwise,
-    reduce,
-    reshape,
-    scale_apart,
-    scaled,
-    swap_last_two,
-)
+from campo_onnx.builder.compact import cast, elementwise, reduce, reshape, scale_apart, scaled, swap_last_two
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.value import Node, Value
 from campo_onnx.export.torch.extremes import extreme

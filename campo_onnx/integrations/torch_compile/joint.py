@@ -252,10 +252,7 @@ _NAME = "campo_onnx"
 
 
 def _one_call(
-    call: Callable[[list[Any]], list[Any]],
-    inputs: Sequence[Any],
-    results: Sequence[Any],
-    more: Sequence[Any],
+    call: Callable[[list[Any]], list[Any]], inputs: Sequence[Any], results: Sequence[Any], more: Sequence[Any]
 ) -> torch.fx.GraphModule:
     graph = torch.fx.Graph()
     copies: dict[Any, torch.fx.Node] = {}

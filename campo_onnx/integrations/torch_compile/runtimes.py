@@ -46,11 +46,7 @@ class RuntimeChoice:
         self._chosen: dict[Hashable, str] = {}
 
     def made(
-        self,
-        key: Hashable,
-        processor: str,
-        make: Callable[[str], C],
-        model: Callable[[], onnx.ModelProto],
+        self, key: Hashable, processor: str, make: Callable[[str], C], model: Callable[[], onnx.ModelProto]
     ) -> C:
         """Make a graph for the runtime that is to run it.
 

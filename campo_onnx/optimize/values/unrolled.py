@@ -57,12 +57,7 @@ def _unrolled(imported: Imported) -> Unrolled | None:
         return None if view is imported.view else Unrolled(imported=replace(imported, view=view))
     copy = _Copy()
     copy.add_graph(imported.model.graph, imported.view, {}, "")
-    view = replace(
-        imported.view,
-        nodes=tuple(copy.nodes),
-        tensors=copy.tensors,
-        values=copy.values,
-    )
+    view = replace(imported.view, nodes=tuple(copy.nodes), tensors=copy.tensors, values=copy.values)
     return Unrolled(
         imported=replace(imported, view=view, constants={**copy.constants, **imported.constants}),
         needs=copy.needs,
