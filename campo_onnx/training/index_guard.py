@@ -49,6 +49,20 @@ class _Use(NamedTuple):
     reader: str
     shapes_of: tuple[str, ...] = ()
 
+    def check(self, index: NDArray[Any], feeds: Mapping[str, NDArray[Any]]) -> None:
+        """Refuse an index with a number outside; the user knows those that it is made of."""
+        if not index.size:
+            return
+        outside = index.argmin() if index.min() < self.lowest else index.argmax()
+        if self.lowest <= index.flat[outside] < self.size:
+            return
+        reason = f"{self.reader!r} takes {self.lowest} to {self.size - 1}"
+        source = feeds[self.feeds[0]]
+        number = source.flat[outside] if len(self.feeds) == 1 and source.size == index.size else self.lowest
+        if self.lowest <= number < self.size:
+            raise _outside(self.feeds, feeds, reason)
+        raise IndexOutOfRangeError(f"the index {number} of {self.feeds[0]!r} is out of range", why=reason)
+
 
 @dataclass(frozen=True, kw_only=True)
 class IndexGuard:
@@ -82,21 +96,29 @@ class IndexGuard:
         """Check a batch."""
         if not self.uses:
             return
-        indices: Mapping[str, NDArray[Any]] = feeds
-        if self.program is not None:
-            read = {name for use in self.uses if use.nodes for name in (*use.feeds, *use.shapes_of)}
-            indices = {**feeds, **self.program.run({name: feeds[name] for name in read})}
+        computed = [use for use in self.uses if use.nodes]
         for use in self.uses:
-            index = indices[use.tensor]
-            if not index.size:
-                continue
-            lowest, highest = int(index.min()), int(index.max())
-            if lowest < use.lowest or highest >= use.size:
-                raise IndexOutOfRangeError(
-                    f"the index {lowest if lowest < use.lowest else highest} of "
-                    f"{' and '.join(map(repr, use.feeds))} is out of range",
-                    why=f"{use.reader!r} takes {use.lowest} to {use.size - 1}",
-                )
+            if not use.nodes:
+                use.check(feeds[use.tensor], feeds)
+        if self.program is None:
+            return
+        read = {name for use in computed for name in (*use.feeds, *use.shapes_of)}
+        try:
+            indices = self.program.run({name: feeds[name] for name in read})
+        except IndexOutOfRangeError as error:  # of a lookup that makes an index
+            made_of = tuple(dict.fromkeys(name for use in computed for name in use.feeds))
+            raise _outside(made_of, feeds, error.what) from None
+        for use in computed:
+            use.check(indices[use.tensor], feeds)
+
+
+def _outside(made_of: Sequence[str], feeds: Mapping[str, NDArray[Any]], reason: str) -> IndexOutOfRangeError:
+    """Make the error of an index that is computed."""
+    ends = [(name, feeds[name].min(), feeds[name].max()) for name in made_of if feeds[name].size]
+    held = [f"{name!r} holds {lowest} to {highest}" for name, lowest, highest in ends]
+    return IndexOutOfRangeError(
+        f"an index made of {' and '.join(map(repr, made_of))} is out of range", why=", ".join((reason, *held))
+    )
 
 
 def _uses(imported: Imported, feeds: frozenset[str]) -> tuple[_Use, ...]:

@@ -20,7 +20,7 @@ from against_torch import TOLERANCE, weighted_sum, worst_deviation
 from layers import Layer, X
 from torch import nn
 
-from campo_onnx.export.torch import export_training_step
+from campo_onnx.export.torch import export_evaluation, export_training_step
 
 
 def exported(also: Callable[[Any, Any], Any], **options: Any) -> onnx.ModelProto:
@@ -264,6 +264,16 @@ def test_refusals_say_where_and_leave_the_module_as_it_was(also: Callable[..., A
     assert all(isinstance(p, nn.Parameter) and p.grad is None for p in module.parameters())
     assert not any(child._forward_hooks or child._forward_pre_hooks for child in module.modules())
     assert thrown(module) == dice
+
+
+def test_an_average_over_all_batches_is_refused_in_training_only() -> None:
+    module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, momentum=None))
+    for assume in (None, "batch"):
+        with pytest.raises(UnsupportedModelError, match=r"module '1' averages over all .*Give it a momentum"):
+            export_training_step(module, weighted_sum, torch.randn(5, 4), assume=assume)
+    assert len(export_evaluation(module, weighted_sum, torch.randn(5, 4)).graph.node)
+    module[1].eval()
+    assert worst_deviation(module, weighted_sum, [torch.randn(5, 4)], []) < TOLERANCE
 
 
 def test_a_cache_that_is_filled_may_be_read() -> None:

@@ -245,12 +245,6 @@ def test_uses_without_a_translation_are_refused_with_a_remedy() -> None:
     with pytest.raises(UnsupportedModelError, match=r"32,768 boundaries each\. Search before the step"):
         export_training_step(Shifted(search, (1, 1 << 12)), weighted_mean, [torch.ones(1, 1 << 12)])
 
-    def apart(x: Any) -> Any:
-        return x[torch.tensor([0, 1]), :, torch.tensor([1, 0])]
-
-    with pytest.raises(UnsupportedModelError, match=r"apart from each other\. Move these axes"):
-        export_training_step(Shifted(apart, (2, 3, 4)), weighted_mean, [torch.ones(2, 3, 4)])
-
 
 class Rotated(nn.Module):
     """Have complex numbers as a parameter, a buffer or a result, and compute with them."""

@@ -27,6 +27,7 @@ from campo_onnx.export.torch import export_training_step
 
 SCALES, ZEROS = torch.tensor([0.05, 0.1, 0.3]), torch.tensor([-5, 0, 9], dtype=torch.int32)
 PLACES = torch.tensor([[0, 2, 1], [1, 1, 1], [2, 0, 0], [0, 0, 1]])
+UNPOOLED = 8 * torch.arange(6).reshape(1, 2, 3) + torch.zeros(2, 3, 1, 1, 1, dtype=torch.int64)
 GRID = torch.rand(2, 3, 4, 2, generator=torch.Generator().manual_seed(0)) * 2.4 - 1.2
 
 
@@ -35,6 +36,23 @@ def reduced(how: str, include_self: bool) -> Callable[[Any], Any]:
         return (x[:3] ** 2).scatter_reduce(0, PLACES, x[:, :3], how, include_self=include_self)
 
     return function
+
+
+def written_apart(x: Any) -> Any:
+    y = x.clone()
+    y[PLACES[0], :, PLACES[1]] = 2.0
+    y[PLACES[2], :, PLACES[1]] += x[0].mT
+    first = torch.tensor(0).expand(3)
+    return y.index_put((PLACES[3], first, PLACES[1]), x[:3, 1, 0], accumulate=True) * x
+
+
+def index_reduced(x: Any) -> Any:
+    rows, columns = PLACES[0], PLACES[1].repeat(2)[:4]
+    ways = [(how, include_self) for how in ("prod", "mean", "amax", "amin") for include_self in (True, False)]
+    return torch.cat(
+        [(x * 2).index_reduce(0, rows, x, how, include_self=keep) for how, keep in ways]
+        + [(x * 2).index_reduce(-1, columns, x, how, include_self=keep) for how, keep in ways]
+    )
 
 
 def sampled(**options: Any) -> Callable[[Any], Any]:
@@ -80,6 +98,10 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "adaptive_pool_turned": (lambda x: F.adaptive_avg_pool2d(x.permute(0, 3, 1, 2), 1), (2, 5, 4, 3)),
     "adaptive_pool_1d": (lambda x: F.adaptive_avg_pool1d(x.mT, 1) * F.adaptive_avg_pool1d(x, 2), (2, 4, 4)),
     "adaptive_pool_3d": (lambda x: F.adaptive_avg_pool3d(x, (3, 2, 1)), (2, 3, 7, 4, 5)),
+    "apart": (
+        lambda x: x[PLACES[0], :, PLACES[1]] + x[:, PLACES[2, :, None], 0, PLACES[3]].sum(), (4, 3, 2, 3)
+    ),
+    "apart_written": (written_apart, (4, 2, 3)),
     "argmin": (lambda x: x * x.argmin(1, keepdim=True) + x.argmin(), (4, 5)),
     "avg_pool_3d": (lambda x: F.avg_pool3d(x, (3, 2, 1), 2, (1, 0, 0)), (2, 3, 6, 5, 4)),
     "avg_pool_3d_ceil": (lambda x: F.avg_pool3d(x, 3, 2, ceil_mode=True), (2, 2, 6, 6, 4)),
@@ -121,8 +143,18 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "hardtanh": (lambda x: F.relu6(x * 5) + F.hardtanh(x, -0.3, 0.4), (4, 9)),
     "hard_activations": (lambda x: F.hardswish(x * 3) + F.hardsigmoid(x * 4), (4, 9)),
     "logcumsumexp": (lambda x: torch.logcumsumexp(x * 60, 1) + x.logcumsumexp(dim=0), (5, 13)),
+    "index_reduce": (index_reduced, (3, 4)),
     "max_pool_3d": (lambda x: F.max_pool3d(x, 3, 2, 1), (2, 3, 6, 5, 4)),
+    "max_unpool": (
+        lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2) ** 2, (2, 3, 4, 6)
+    ),
+    "max_unpool_3d": (lambda x: F.max_unpool3d(x[:, :, :1, :2, :3], UNPOOLED, 2) ** 2, (2, 3, 2, 4, 6)),
     "median": (lambda x: x.median(1, keepdim=True)[0] * x + x.median(), (4, 6)),
+    "multi_margin": (
+        lambda x: F.multi_margin_loss(x, PLACES[:, 0], 2, 0.5, x.detach()[0].abs(), reduction="none")
+        + F.multi_margin_loss(x[0], PLACES[0, 0]),
+        (4, 3),
+    ),
     "pooled_by_attention": (lambda x: torch.einsum("bt,btd->bd", x[..., 0].softmax(-1), x), (4, 9, 3)),
     "prod": (lambda x: x.prod(1) + x.prod(), (3, 4)),
     "remainder": (lambda x: torch.remainder(x * 3, -0.7) + x * (torch.arange(-4, 4) % 3), (4, 8)),
@@ -132,12 +164,19 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "scatter_min": (reduced("amin", True), (4, 5)),
     "scatter_prod": (reduced("prod", True), (4, 5)),
     "scatter_sum_alone": (reduced("sum", False), (4, 5)),
+    "scatter_into": (
+        lambda x: x * torch.ones(4, 5).scatter(0, PLACES, 2.5, reduce="multiply").scatter(
+            1, PLACES, SCALES.expand(4, -1), reduce="add"
+        ), (4, 5)
+    ),
     "triangle": (lambda x: x[tuple(torch.tril_indices(5, 6, -1))] ** 2, (5, 6)),
     "trunc": (lambda x: x + (x * 3).trunc(), (4, 5)),
     "upper_triangle": (lambda x: x[tuple(torch.triu_indices(5, 6, 1))] ** 2, (5, 6)),
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:index_reduce.. is in beta:UserWarning")
+@pytest.mark.filterwarnings("ignore:The reduce argument of torch.scatter:UserWarning")
 @pytest.mark.parametrize(("function", "shape"), FUNCTIONS.values(), ids=list(FUNCTIONS))
 def test_functions(function: Callable[..., Any], shape: tuple[int, ...]) -> None:
     module = Function(function, *shape)

@@ -43,6 +43,24 @@ def test_linear_algebra_runs_in_torch(function: Callable[..., Any]) -> None:
     assert distance([module.weight.grad], [eager.weight.grad]) < 1e-5
 
 
+def drawn_from_what_is_computed(_: Any, x: Any) -> Any:
+    """Draws of which torch makes the second, between others and independent of them."""
+    first, second, third = torch.rand(3), torch.poisson(torch.full((3,), 4.0)), torch.randn(3)
+    return nn.functional.dropout(x.sin() * third + x * first, 0.5) + second
+
+
+def test_numbers_are_drawn_in_the_order_of_eager_though_torch_draws_some() -> None:
+    module, x = Applied(drawn_from_what_is_computed), torch.randn(4, 3)
+    run = torch.compile(module, backend=campo_onnx, options={"runtime": "onnxruntime"})
+    torch.manual_seed(0)
+    with pytest.warns(RuntimeWarning, match="aten.poisson"):
+        results = [run(x)]
+    results += [run(x), torch.rand(2)]
+    torch.manual_seed(0)
+    for ours, theirs in zip(results, [module(x), module(x), torch.rand(2)], strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 class LateError(Exception):
     """What a handler of a signal raises where the user's time is up."""
 

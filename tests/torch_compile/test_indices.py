@@ -13,7 +13,7 @@ from against_eager import compiled
 from torch import nn
 
 from campo_onnx.errors import IndexOutOfRangeError
-from campo_onnx.integrations.torch_compile.index_ranges import Range, range_of
+from campo_onnx.export.torch.index_ranges import Range, range_of
 
 ROWS, CLASSES = 5, 4
 
@@ -75,6 +75,29 @@ USES: dict[str, tuple[Callable[..., Any], list[list[int]]]] = {
         lambda w, i: (w.clone().index_put((i,), torch.ones(4)) * w[0]).sum(), [[0, -1], [0, 5], [0, -6]],
     ),
     "take": (lambda w, i: (torch.take(w, i) * w[0, 0]).sum(), [[0, -1], [0, 20], [19, 19]]),
+    "scatter_reduce": (
+        lambda w, i: (zeros().scatter_reduce(0, pairs(i), w[:2], "amax") * w[0]).sum(),
+        [[0, -1], [0, 3], [2, 1]],
+    ),
+    "index_reduce": (
+        lambda w, i: (zeros().index_reduce(0, i, w[:2], "mean") * w[0]).sum(), [[0, -1], [0, 3], [2, 2]],
+    ),
+    "short whole numbers": (lambda w, i: F.embedding(i.int(), w).sin().sum(), [[0, -1], [0, 5], [4, 4]]),
+    "running": (lambda w, i: w[i.cumsum(0)].sin().sum(), [[0, 5], [0, -6], [1, 2]]),
+    "joined": (lambda w, i: w[torch.cat((i, i + 1))].sin().sum(), [[0, 4], [0, -6], [1, 2]]),
+    "of a range": (lambda w, i: w[torch.arange(ROWS)[i]].sin().sum(), [[0, 5], [0, -6], [-1, 2]]),
+    "axes apart": (
+        lambda w, i: w.view(ROWS, 2, 2)[torch.arange(2), :, i].sin().sum(), [[0, 2], [-3, 0], [1, -2]],
+    ),
+    "margins": (lambda w, i: F.multi_margin_loss(w[:2], i), [[0, 4], [0, -1], [1, 3]]),
+    "several labels": (
+        lambda w, i: F.multilabel_margin_loss(w[:2], F.pad(i[:, None], (0, 3), value=-1)),
+        [[0, 4], [0, -2], [-1, 3]],
+    ),
+    "unpooled": (
+        lambda w, i: F.max_unpool1d(w[None, :2, :2], torch.stack((i, i))[None], 2).sin().sum() + w.sum(),
+        [[0, 4], [-1, 2], [1, 3]],
+    ),
     "computed": (
         lambda w, i: F.embedding((w.detach()[0, :2] * 0).long() + i, w).sin().sum(),
         [[0, -1], [0, 5], [4, 0]],
@@ -82,6 +105,7 @@ USES: dict[str, tuple[Callable[..., Any], list[list[int]]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:index_reduce.. is in beta:UserWarning")
 @pytest.mark.parametrize(("function", "batches"), USES.values(), ids=list(USES))
 def test_as_in_eager(function: Callable[..., Any], batches: list[list[int]]) -> None:
     module = Applied(function)

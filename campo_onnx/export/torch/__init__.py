@@ -12,6 +12,7 @@ from campo_onnx.export.optimizers import BY_NAME, LAMB, SGD, Adam, AdamW, Moment
 from campo_onnx.export.torch.arguments import arguments
 from campo_onnx.export.torch.complex_numbers import complex_refused
 from campo_onnx.export.torch.dynamic_shapes import exported_at_any_size
+from campo_onnx.export.torch.index_traps import trap_indices
 from campo_onnx.export.torch.step import Step
 from campo_onnx.export.torch.trace import trace
 from campo_onnx.export.torch.translate import TRANSLATIONS, translate
@@ -114,6 +115,7 @@ def export_training_step(
     chosen = target_called(target) if isinstance(target, str) else target
     _check_unscale(unscale, optimizer is not None)
     _check_hooks(module, sees_scaled=loss_scale and not unscale)
+    _check_averages(module)
     _check_parameters(module)
     step = Step(
         **_called(module, loss, example_inputs, example_targets),
@@ -190,6 +192,7 @@ def _written(step: Step, opset: int, dynamic_shapes: Mapping[str, Any] | None) -
 
     def written(step: Step, is_first: bool = True) -> tuple[onnx.ModelProto, torch.fx.GraphModule]:
         traced, inputs, outputs = trace(step, frozenset(TRANSLATIONS), is_first=is_first)
+        trap_indices(traced.graph, inputs, outputs)
         model = translate(traced, inputs, outputs, TRANSLATIONS, opset=opset, sizes_change=change)
         return model, traced
 
@@ -240,6 +243,18 @@ def _check_unscale(unscale: bool, has_update: bool) -> None:
             "an update in the graph needs unscaled gradients",
             remedy="Leave out unscale=False, or the optimizer and give it to the TrainingSession.",
         )
+
+
+def _check_averages(module: torch.nn.Module) -> None:
+    for name, child in module.named_modules():
+        if not isinstance(child, torch.nn.modules.batchnorm._BatchNorm) or not child.training:
+            continue
+        if child.track_running_stats and child.momentum is None:
+            raise UnsupportedModelError(
+                f"module {name!r} averages over all batches so far (momentum=None)",
+                why="how much a batch counts would be another number in each step",
+                remedy="Give it a momentum, or use torch.compile(model, backend='campo_onnx').",
+            )
 
 
 def _check_parameters(module: torch.nn.Module) -> None:

@@ -97,6 +97,8 @@ class Numbers(TorchDispatchMode):
     def _repeated(self, repeats: torch.Tensor, output_size: int | None = None) -> torch.Tensor:
         ends = repeats.cumsum(0)
         count = self._counted(repeats.sum()) if output_size is None else output_size
+        if output_size is not None:
+            self._check(ends[-1] == count, f"repeats to another length than {count}")
         return (torch.arange(count).unsqueeze(1) >= ends).sum(1).clamp_max(len(repeats) - 1)
 
     def _in_front(self, mask: torch.Tensor) -> torch.Tensor:

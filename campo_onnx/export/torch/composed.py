@@ -150,6 +150,15 @@ def _kthvalue(
     return (values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim))
 
 
+def _max_unpool(
+    axes: int, x: torch.Tensor, indices: torch.Tensor, output_size: Sequence[int], *_: Any
+) -> torch.Tensor:
+    """Write each image by itself: torch's decomposition lets an index that is too large reach the next."""
+    rows, places = x.flatten(-axes), indices.flatten(-axes)
+    empty = x.new_zeros((*rows.shape[:-1], math.prod(output_size)))
+    return empty.scatter(-1, places, rows).unflatten(-1, list(output_size))
+
+
 def _median_dim(x: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """Give the middle element, of an even number the lower one; NaN where there is one."""
     dim = dim % x.dim() if x.dim() else 0
@@ -286,6 +295,8 @@ OPERATIONS: Mapping[Any, Callable[..., Any]] = {
     aten.logcumsumexp.default: _logcumsumexp,
     aten.masked_scatter.default: _masked_scatter,
     aten.masked_scatter_backward.default: _masked_scatter_backward,
+    aten.max_unpool2d.default: partial(_max_unpool, 2),
+    aten.max_unpool3d.default: partial(_max_unpool, 3),
     aten.median.default: lambda x: _median_dim(x.reshape(-1), 0)[0],
     aten.median.dim: _median_dim,
     aten.polygamma.default: _polygamma,

@@ -40,18 +40,44 @@ def _multilabel_margin(
     reduction: str | int = "mean",
 ) -> torch.Tensor:
     """Sum the margins of the targets before the first negative one; torch's decomposition adds others."""
-    if isinstance(size_average, int) and not isinstance(size_average, bool):  # how torch's C++ is called
-        reduction = ("none", "mean", "sum")[size_average]
-    elif size_average is not None or reduce is not None:
-        reduction = _reduction.legacy_get_string(size_average, reduce, False)
     rows, targets = (x.reshape(1, -1) if x.dim() < 2 else x for x in (input, target))
+    labels = torch.arange(-1, rows.shape[1], device=targets.device)
+    targets = labels.index_select(0, targets.flatten() + 1).reshape(targets.shape)  # others are an error
     counts = (targets < 0).cumsum(1) == 0
     index = torch.where(counts, targets, 0)
     others = torch.zeros_like(targets).scatter_add(1, index, counts.to(targets.dtype)) == 0
     margins = (1 - rows.gather(1, index).unsqueeze(2) + rows.unsqueeze(1)).clamp_min(0)
     losses = torch.where(counts.unsqueeze(2) & others.unsqueeze(1), margins, 0).sum((1, 2)) / rows.shape[1]
+    return _reduced(losses.reshape(input.shape[:-1]), size_average, reduce, reduction)
+
+
+def _multi_margin(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    p: int = 1,
+    margin: float = 1.0,
+    weight: torch.Tensor | None = None,
+    size_average: Any = None,
+    reduce: bool | None = None,
+    reduction: str | int = "mean",
+) -> torch.Tensor:
+    rows, labels = (input.reshape(1, -1), target.reshape(1)) if input.dim() < 2 else (input, target)
+    is_other = labels.unsqueeze(1) != torch.arange(rows.shape[1], device=rows.device)
+    margins = F.relu(margin - rows.gather(1, labels.unsqueeze(1)) + rows)
+    losses = (torch.where(is_other, margins, 0) ** p).sum(1) / rows.shape[1]
+    if weight is not None:
+        losses = losses * weight.index_select(0, labels)
+    return _reduced(losses.reshape(target.shape), size_average, reduce, reduction)
+
+
+def _reduced(losses: torch.Tensor, size_average: Any, reduce: bool | None, reduction: Any) -> torch.Tensor:
+    """Reduce the losses of rows as the arguments say, those of torch in Python or in C++."""
+    if isinstance(size_average, int) and not isinstance(size_average, bool):  # how torch's C++ is called
+        reduction = ("none", "mean", "sum")[size_average]
+    elif size_average is not None or reduce is not None:
+        reduction = _reduction.legacy_get_string(size_average, reduce, False)
     if reduction == "none":
-        return losses.reshape(input.shape[:-1])
+        return losses
     return losses.mean() if reduction == "mean" else losses.sum()
 
 
@@ -286,6 +312,8 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
     torch.Tensor.bincount: bincount,
     torch.cdist: _cdist,
     torch.pdist: _pdist,
+    F.multi_margin_loss: _multi_margin,
+    torch._C._nn.multi_margin_loss: _multi_margin,
     F.multilabel_margin_loss: _multilabel_margin,
     torch._C._nn.multilabel_margin_loss: _multilabel_margin,
     torch.Tensor.fill_diagonal_: _fill_diagonal,

@@ -45,10 +45,20 @@ def _tensor(data: Any, **settings: Any) -> torch.Tensor:
     return torch.stack(rows).to(settings.get("device"), settings.get("dtype"))
 
 
+def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    """Compare with each class; a lookup of the classes lets a session see which numbers there may be."""
+    if num_classes < 1 or not tensor.numel():
+        return F.one_hot(tensor, num_classes)
+    classes = torch.arange(num_classes, device=tensor.device)
+    chosen = classes.index_select(0, tensor.reshape(-1)).reshape(tensor.shape)
+    return (chosen.unsqueeze(-1) == classes).long()
+
+
 _REWRITTEN: Mapping[Any, Callable[..., Any]] = {
     **FUNCTIONS,
     **small_matrices.FUNCTIONS,
     F.ctc_loss: ctc_loss,
+    F.one_hot: _one_hot,
     torch.tensor: _tensor,
     torch.multinomial: multinomial,
     torch.Tensor.multinomial: multinomial,

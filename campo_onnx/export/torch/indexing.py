@@ -50,6 +50,12 @@ def _scatter(g: Graph, expected: Expected, x: Value, dim: int, index: Value, sou
     return _scattered(g, expected, x, dim, index, source, None)
 
 
+def _scatter_combined(
+    g: Graph, expected: Expected, x: Value, dim: int, index: Value, source: Any, *, reduce: str
+) -> Value:
+    return _scattered(g, expected, x, dim, index, source, _REDUCTIONS[reduce][0])
+
+
 def _scatter_add(g: Graph, expected: Expected, x: Value, dim: int, index: Value, source: Any) -> Value:
     return _scattered(g, expected, x, dim, index, source, "add")
 
@@ -64,9 +70,21 @@ def _scattered(
     return g.op("ScatterElements", x, index, updates, axis=dim % x.rank, reduction=reduction)
 
 
+def _index_reduce(
+    g: Graph, expected: Expected, x: Value, dim: int, index: Value, source: Value, reduce: str, *,
+    include_self: bool = True,
+) -> Value:  # fmt: skip
+    line = [1] * source.rank
+    line[dim] = index.elements
+    places = expand(g, reshape(g, cast(g, index, _INT64), line), source.shape)
+    return _scatter_reduce(g, expected, x, dim, places, source, reduce, include_self=include_self)
+
+
 _REDUCTIONS = {
     "sum": ("add", 0.0),
+    "add": ("add", 0.0),
     "prod": ("mul", 1.0),
+    "multiply": ("mul", 1.0),
     "amax": ("max", -math.inf),
     "amin": ("min", math.inf),
 }
@@ -103,20 +121,29 @@ def _scatter_mean(g: Graph, x: Value, axis: int, index: Value, source: Value, in
 
 
 def _index(g: Graph, expected: Expected, x: Value, indices: Sequence[Value | None]) -> Value:
+    order, indices = _indexed_first(indices, x.rank)
+    x = transpose(g, x, order)
     first, last, flat = _flat_index(g, x.shape, indices)
     merged = reshape(g, x, (*x.shape[:first], math.prod(x.shape[first:last]), *x.shape[last:]))
     return g.op("Gather", merged, flat, axis=first)
+
+
+def _indexed_first(indices: Sequence[Value | None], rank: int) -> tuple[list[int], Sequence[Value | None]]:
+    """Give an order of axes in which those with an index are next to each other, and the indices in it.
+
+    They come first where they are apart, as in the result that torch gives.
+    """
+    axes = [axis for axis, index in enumerate(indices) if index is not None]
+    if axes[-1] - axes[0] < len(axes):
+        return list(range(rank)), indices
+    order = axes + [axis for axis in range(rank) if axis not in axes]
+    return order, [indices[axis] for axis in axes]
 
 
 def _flat_index(g: Graph, shape: Sequence[int], indices: Sequence[Value | None]) -> tuple[int, int, Value]:
     """Turn indices on the axes from `first` to `last` (exclusive) into one on those axes merged."""
     indexed = [(axis, index) for axis, index in enumerate(indices) if index is not None]
     first, last = indexed[0][0], indexed[-1][0] + 1
-    if len(indexed) != last - first:
-        raise UntranslatableError(
-            "indices on axes apart from each other",
-            remedy="Move these axes next to each other with permute first.",
-        )
     if any(index.dtype == _BOOL for _, index in indexed):
         raise UntranslatableError(
             "a Boolean mask as an index: how many elements it takes depends on the data",
@@ -124,11 +151,14 @@ def _flat_index(g: Graph, shape: Sequence[int], indices: Sequence[Value | None])
         )
     flat = g.scalar(0, _INT64)
     for axis, index in indexed:
-        size, position = g.scalar(shape[axis], _INT64), cast(g, index, _INT64)
-        is_negative = position < 0
-        position = elementwise(g, "Where", is_negative, position + size, position)
-        flat = flat * size + position
+        flat = flat * g.scalar(shape[axis], _INT64) + _from_the_start(g, index, shape[axis])
     return first, last, flat
+
+
+def _from_the_start(g: Graph, index: Value, size: int) -> Value:
+    """Count an index from the start of an axis that may count from its end."""
+    place = cast(g, index, _INT64)
+    return elementwise(g, "Where", place < 0, place + g.scalar(size, _INT64), place)
 
 
 def _index_put(
@@ -138,8 +168,11 @@ def _index_put(
     mask = indices[0]
     if len(indices) == 1 and mask is not None and mask.dtype == _BOOL:
         return _masked_put(g, x, mask, values, accumulate)
-    first, last, flat = _flat_index(g, x.shape, indices)
-    return _put_rows(g, x, first, last, flat, operand(g, values, x.dtype), accumulate)
+    order, indices = _indexed_first(indices, x.rank)
+    moved = transpose(g, x, order)
+    first, last, flat = _flat_index(g, moved.shape, indices)
+    written = _put_rows(g, moved, first, last, flat, operand(g, values, x.dtype), accumulate)
+    return transpose(g, written, [order.index(axis) for axis in range(x.rank)])
 
 
 def _put_rows(
@@ -174,6 +207,7 @@ def _index_copy(g: Graph, expected: Expected, x: Value, dim: int, index: Value, 
 
 
 def _index_fill(g: Graph, expected: Expected, x: Value, dim: int, index: Value, value: Any) -> Value:
+    index = _from_the_start(g, index, x.shape[dim] if x.rank else 1)
     return _put_along(g, x, dim, index, reshape(g, operand(g, value, x.dtype), ()), accumulate=False)
 
 
@@ -209,6 +243,8 @@ TRANSLATIONS: Table = table(
     ((aten.scatter.src, aten.scatter.value), _scatter),
     (aten.scatter_add.default, _scatter_add),
     (aten.scatter_reduce.two, _scatter_reduce),
+    ((aten.scatter.reduce, aten.scatter.value_reduce), _scatter_combined),
+    (aten.index_reduce.default, _index_reduce),
     (aten.index_select.default, lambda g, e, x, dim, index: g.op("Gather", x, index, axis=dim % x.rank)),
     (aten.put.default, _put),
     (aten.index_add.default, _index_add),

@@ -9,9 +9,11 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from campo_onnx.integrations.torch_compile.flat import is_translatable
-from campo_onnx.integrations.torch_compile.random_inputs import lift_random
+from campo_onnx.integrations.torch_compile.random_inputs import draw_in_order, lift_random
 
 Make: TypeAlias = Callable[[torch.fx.GraphModule, int], Callable[[Sequence[Any]], list[Any]]]
+
+_PIECE = "piece_"
 
 _ONLY_MOVE = frozenset(
     f"aten.{name}.{overload}"
@@ -47,19 +49,20 @@ class InPieces:
         refused: frozenset[str] = frozenset(),
     ) -> None:
         self._positions = _positions(gm)
-        self._draws = lift_random(gm)
+        ordered = draw_in_order(gm)
+        self._draws = [] if ordered else lift_random(gm)
         partitioner = CapabilityBasedPartitioner(
             gm, _Translatable(refused), allows_single_node_partition=True
         )
         partitions = [p for p in partitioner.propose_partitions() if any(_computes(node) for node in p.nodes)]
-        fused = partitioner.fuse_partitions(partitions, prefix="piece_")
+        fused = partitioner.fuse_partitions(partitions, prefix=_PIECE)
         self.pieces: list[Any] = []
-        for node in [n for n in fused.graph.nodes if n.op == "call_module"]:
+        for node in [n for n in fused.graph.nodes if str(n.target).startswith(_PIECE)]:
             self._replace(fused, node, make)
         fused.graph.lint()
         fused.recompile()
         computing = (n for n in fused.graph.nodes if n.op == "call_function" and _computes(n))
-        self.left = sorted({str(node.target) for node in computing})
+        self.left = sorted({*ordered, *(str(node.target) for node in computing)})
         self._run = torch.fx.Interpreter(fused)
 
     def _replace(self, fused: torch.fx.GraphModule, node: torch.fx.Node, make: Make) -> None:

@@ -5,116 +5,23 @@ of -1 would train the last class. So each index is checked unless its range is p
 session runs, where it is made of the arguments in a few steps, otherwise by an output of the graph.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from campo_onnx.errors import IndexOutOfRangeError
+from campo_onnx.export.torch.index_ranges import MOVES, is_bounded, range_of
+from campo_onnx.export.torch.index_uses import WHOLE, IndexUse, index_uses
 from campo_onnx.integrations.torch_compile.checks import add_check
 from campo_onnx.integrations.torch_compile.concrete import Uncompiled
-from campo_onnx.integrations.torch_compile.index_ranges import MOVES, range_of
 from campo_onnx.ir.walk import Walk
 
 aten = torch.ops.aten
 
 _MOST_STEPS = 64
 """Operations that torch may run before a session for the sake of one index."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexUse:
-    """An index that an operation reads.
-
-    The index lies from `lowest` up to, and not including, `size`.
-    """
-
-    lowest: int
-    size: int
-    ignored: int | None  # a number outside of that range which the operation leaves out; None for none
-    operation: str
-
-
-def _along_axis(node: torch.fx.Node) -> Iterator[tuple[Any, ...]]:
-    operand, axis, index = node.args[:3]
-    shape = _shape(operand)
-    yield index, 0, shape[axis] if shape else 1, None
-
-
-def _along_axis_from_either_end(node: torch.fx.Node) -> Iterator[tuple[Any, ...]]:
-    for index, _, size, ignored in _along_axis(node):
-        yield index, -size, size, ignored
-
-
-def _embedding(node: torch.fx.Node) -> Iterator[tuple[Any, ...]]:
-    yield node.args[1], 0, _shape(node.args[0])[0], None
-
-
-def _of_all(node: torch.fx.Node) -> Iterator[tuple[Any, ...]]:
-    size = _shape(node.args[0]).numel()
-    yield node.args[1], -size, size, None
-
-
-def _subscript(node: torch.fx.Node) -> Iterator[tuple[Any, ...]]:
-    """Torch counts negative subscripts from the end, and so do the nodes that are written for them."""
-    indices: Any = node.args[1]
-    for size, index in zip(_shape(node.args[0]), indices, strict=False):
-        if index is not None and index.meta["val"].dtype not in (torch.bool, torch.uint8):
-            yield index, -size, size, None
-
-
-def _nll_loss(node: torch.fx.Node) -> Iterator[tuple[Any, ...]]:
-    shape = _shape(node.args[0])
-    yield node.args[1], 0, shape[1 if len(shape) > 1 else 0], node.args[4]
-
-
-_USES: Mapping[Any, Callable[[torch.fx.Node], Iterator[tuple[Any, ...]]]] = {
-    **dict.fromkeys((aten.index.Tensor, aten.index_put.default), _subscript),
-    **dict.fromkeys((aten.nll_loss_forward.default, aten.nll_loss2d_forward.default), _nll_loss),
-    **dict.fromkeys(
-        (
-            *(aten.gather.default, aten.index_select.default, aten.index_add.default),
-            *(aten.index_copy.default, aten.scatter.src, aten.scatter.value, aten.scatter_add.default),
-            aten.scatter_reduce.two,
-        ),
-        _along_axis,
-    ),
-    **dict.fromkeys((aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), _along_axis_from_either_end),
-    aten.embedding.default: _embedding,
-    aten.put.default: _of_all,
-}
-
-
-def _shape(node: Any) -> torch.Size:
-    shape: torch.Size = node.meta["val"].shape
-    return shape
-
-
-def reads_index(node: torch.fx.Node) -> bool:
-    """Whether an operation looks something up."""
-    return node.target in _USES
-
-
-def index_uses(graph: torch.fx.Graph) -> list[tuple[torch.fx.Node, IndexUse]]:
-    """Find the indices that the forward pass of a graph of static sizes reads and that may lie outside.
-
-    A backward pass reads those of the forward pass.
-    """
-    uses: dict[tuple[Any, ...], tuple[torch.fx.Node, IndexUse]] = {}
-    for node in graph.nodes:
-        if node.target not in _USES or node.meta.get("partitioner_tag") == "is_backward":
-            continue
-        for index, lowest, size, ignored in _USES[node.target](node):
-            inside = range_of(index)
-            if inside is not None and lowest <= inside.lowest and inside.highest < size:
-                continue
-            if index.meta["val"].numel() == 0:  # nothing is looked up
-                continue
-            operation = str(node.target).removeprefix("aten.").partition(".")[0]
-            use = IndexUse(lowest=lowest, size=int(size), ignored=ignored, operation=operation)
-            uses.setdefault((index, lowest, size, ignored), (index, use))
-    return list(uses.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +41,13 @@ class IndexGuard:
         if not self.checks:
             return
         with torch.no_grad():
-            indices = self.indices(*(value[position] for position in self.positions))
+            try:
+                indices = self.indices(*(value[position] for position in self.positions))
+            except IndexError as error:  # of a lookup that makes an index
+                names = " and ".join(sorted({repr(name) for name, _ in self.checks}))
+                raise IndexOutOfRangeError(
+                    f"an index made of {names} is out of range", why=str(error).partition("\n")[0]
+                ) from None
             for (name, use), index in zip(self.checks, indices, strict=True):
                 _check(name, use, index)
 
@@ -190,7 +103,7 @@ def guard_indices(
     The graph is of static sizes; it is changed where it checks indices itself.
     """
     few: list[tuple[torch.fx.Node, IndexUse, frozenset[torch.fx.Node]]] = []
-    for index, use in index_uses(graph):
+    for index, use in dict.fromkeys((index, use) for _, index, use in index_uses(graph, _is_backward)):
         steps = _steps(index)
         if steps is None:
             place = place_of(index)
@@ -232,8 +145,10 @@ def _is_cheap(node: torch.fx.Node) -> bool:
     tags = getattr(node.target, "tags", ())
     if torch.Tag.nondeterministic_seeded in tags:
         return False
-    is_whole = node.meta["val"].dtype in _WHOLE if isinstance(node.meta.get("val"), torch.Tensor) else False
-    return is_whole and (torch.Tag.pointwise in tags or node.target in MOVES or range_of(node) is not None)
+    is_whole = node.meta["val"].dtype in WHOLE if isinstance(node.meta.get("val"), torch.Tensor) else False
+    is_cheap = is_bounded(node) or node.target in MOVES or node.target is aten.cumsum.default
+    return is_whole and (torch.Tag.pointwise in tags or is_cheap or range_of(node) is not None)
 
 
-_WHOLE = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+def _is_backward(node: torch.fx.Node) -> bool:
+    return node.meta.get("partitioner_tag") == "is_backward"

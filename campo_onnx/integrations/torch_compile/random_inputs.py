@@ -5,6 +5,7 @@ draw the same mask again. So each drawing becomes an input.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -51,17 +52,64 @@ def lift_random(gm: torch.fx.GraphModule) -> list[Draw]:
     last = next((n for n in reversed(graph.nodes) if n.op == "placeholder"), None)
     draws: list[Draw] = []
     for node in drawings:
-        meta = node.meta["val"][1] if node.target is _DROPOUT else node.meta["val"]
+        meta = _drawn(node)
         with graph.inserting_after(last) if last else graph.inserting_before():
             last = graph.placeholder(f"drawn_{len(draws)}")
         last.meta = {**node.meta, "val": meta, "drawn": len(draws)}
         draws.append(_drawing(node, meta))
-        if node.target is _DROPOUT:
-            _replace_dropout(graph, node, last)
-        else:
-            node.replace_all_uses_with(last)
-            graph.erase_node(node)
+        _replace(graph, node, last)
     return draws
+
+
+def draw_in_order(gm: torch.fx.GraphModule) -> list[str]:
+    """Let torch draw where the graph does, if some of what it draws depends on what it computes.
+
+    Numbers would be others if some were drawn earlier. Each drawing becomes a module that takes the one
+    before it as well, so that whatever sorts the graph keeps their order. Gives the operations that depend on
+    what is computed; where there are none, the graph is as it was.
+    """
+    graph = gm.graph
+    drawings = [n for n in graph.nodes if n.op == "call_function" and is_random(n)]
+    dependent = [node for node in drawings if not is_lifted(node)]
+    before: tuple[torch.fx.Node, ...] = ()
+    for place, node in enumerate(drawings if dependent else ()):
+        is_free = is_lifted(node)
+        value = _drawn(node) if is_free else node.meta["val"]
+        name, args = f"drawing_{place}", () if is_free else node.args
+        gm.add_submodule(name, _Drawing(_drawing(node, value) if is_free else node.target, is_free))
+        with graph.inserting_before(node):
+            drawn = graph.call_module(name, (before, *args), {} if is_free else dict(node.kwargs))
+        drawn.meta = {**node.meta, "val": value}
+        before = (drawn,)
+        if is_free:
+            _replace(graph, node, drawn)
+        else:
+            node.replace_all_uses_with(drawn)
+            graph.erase_node(node)
+    return [str(node.target) for node in dependent]
+
+
+class _Drawing(torch.nn.Module):
+    def __init__(self, function: Callable[..., Any], is_free: bool) -> None:
+        super().__init__()
+        self._function, self._is_free = function, is_free
+
+    def forward(self, before: Any, *args: Any, **kwargs: Any) -> Any:
+        """Draw, after what was drawn before."""
+        return self._function(None) if self._is_free else self._function(*args, **kwargs)
+
+
+def _drawn(node: torch.fx.Node) -> torch.Tensor:
+    value: torch.Tensor = node.meta["val"][1] if node.target is _DROPOUT else node.meta["val"]
+    return value
+
+
+def _replace(graph: torch.fx.Graph, node: torch.fx.Node, drawn: torch.fx.Node) -> None:
+    if node.target is _DROPOUT:
+        _replace_dropout(graph, node, drawn)
+    else:
+        node.replace_all_uses_with(drawn)
+        graph.erase_node(node)
 
 
 def _replace_dropout(graph: torch.fx.Graph, node: torch.fx.Node, mask: torch.fx.Node) -> None:

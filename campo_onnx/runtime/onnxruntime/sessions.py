@@ -47,7 +47,9 @@ class Assignment:
     provider: str
 
 
-_OUTSIDE = re.compile(r"out of data bounds|within bounds|out of bounds|invalid index", re.IGNORECASE)
+_OUTSIDE = re.compile(
+    r"out of (data )?bounds|within bounds|invalid index|out of range value in index", re.IGNORECASE
+)
 _NODE = re.compile(r"Name:'([^']*)'")
 
 

@@ -69,6 +69,11 @@ def range_of(node: Any) -> Range | None:
     return rule(*source.args, **source.kwargs) if rule is not None else None
 
 
+def is_bounded(node: torch.fx.Node) -> bool:
+    """Whether the range of an operation's result follows from those of its operands."""
+    return node.target in _RULES
+
+
 def _of_constant(tensor: Any) -> Range | None:
     if not isinstance(tensor, torch.Tensor) or not tensor.numel() or tensor.is_floating_point():
         return None
