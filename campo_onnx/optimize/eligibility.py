@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.view import OpNode
+from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.ports import NO_FP32, Ports
 from campo_onnx.ops.precision import Precision, is_low_dtype
 from campo_onnx.ops.refusal import Refused
@@ -16,6 +17,8 @@ from campo_onnx.optimize.values.verdicts import value_verdicts
 from campo_onnx.runtime.api import Support
 from campo_onnx.runtime.machine import DEFAULT
 from campo_onnx.targets.target import Target
+
+_COMPARISONS = op_keys("Equal Greater GreaterOrEqual Less LessOrEqual")
 
 
 def fixed_nodes(
@@ -68,8 +71,24 @@ def fixed_nodes(
             return Reason.SUMS_LOW.of(**facts)
         return would_lose.get(node.name)
 
-    verdicts = ((node.name, verdict_of(node)) for node in view.nodes)
-    return {name: verdict for name, verdict in verdicts if verdict is not None}
+    verdicts: dict[str, Verdict] = {}
+    for node in view.nodes:
+        verdict = verdict_of(node) or _of_compared(node, verdicts, imported, low)
+        verdicts.update({node.name: verdict} if verdict else {})
+    return verdicts
+
+
+def _of_compared(
+    node: OpNode, verdicts: Mapping[str, Verdict], imported: Imported, low: Precision
+) -> Verdict | None:
+    """A backward pass compares again what a Clip, a Min or a Max of the forward pass chose from."""
+    view = imported.view
+    if node.op not in _COMPARISONS or node.name in imported.low_as_given:
+        return None
+    producers = {t: view.producer[t].name for t in node.inputs if t in view.producer and view.is_float32(t)}
+    if not producers or not verdicts.keys() >= set(producers.values()):
+        return None
+    return Reason.COMPARED.of(tensor=next(iter(producers)), low=low.value)
 
 
 def _already_or_never(node: OpNode, imported: Imported) -> Verdict:

@@ -127,24 +127,35 @@ def loss(view: GraphView, lists: OpLists) -> frozenset[str]:
     The loss is a graph output of one FP32 element: the one called ``loss``, else the first that is
     no new version of a graph input, else the first. In a graph of ORTModule it is what YieldOp hands to
     the framework. The walk back from it stops before tensor-core operations and normalizations, and
-    behind a softmax or the sum of two whole tensors (a residual branch).
+    behind a softmax or the sum of two whole tensors that the network computes (a residual branch).
     """
     start = loss_output(view)
     if start is None:
         return frozenset()
     region: set[str] = set()
-    walk = Walk([start])
+    walk, of_network = Walk([start]), _of_network(view, lists)
     for tensor in walk:
         node = view.producer.get(tensor)
-        if node is None or node.name in region:
-            continue
-        family = spec(node.op).family
-        if lists.class_of(node.op) is OpClass.ALLOW or family is Family.NORMALIZATION:
+        if node is None or node.name in region or _sets_its_own(node, lists):
             continue
         region.add(node.name)
-        if family is not Family.SOFTMAX and not _joins_two_tensors(node, view):
+        is_branch = _joins_two_tensors(node, view) and of_network.issuperset(node.inputs)
+        if spec(node.op).family is not Family.SOFTMAX and not is_branch:
             walk.add(t for t in node.inputs if view.is_float32(t))
     return frozenset(region)
+
+
+def _sets_its_own(node: OpNode, lists: OpLists) -> bool:
+    return lists.class_of(node.op) is OpClass.ALLOW or spec(node.op).family is Family.NORMALIZATION
+
+
+def _of_network(view: GraphView, lists: OpLists) -> frozenset[str]:
+    """Tensors that a product or a normalization leads to; targets and what is computed of them are none."""
+    tensors: set[str] = set()
+    for node in view.nodes:
+        if _sets_its_own(node, lists) or not tensors.isdisjoint(node.inputs):
+            tensors.update(t for t in node.outputs if t)
+    return frozenset(tensors)
 
 
 def loss_output(view: GraphView) -> str | None:

@@ -28,14 +28,19 @@ WRONG_BY_RULES_ONCE = (
 )
 
 WRONG_IN_OTHER_WORDS_ONCE = (
-    ("signals.similarity_of_images", 20100122),
-    ("attention.alibi_by_mask", 20100177),
-    ("learning.triplet_by_cosine", 20100411),
-    ("metrics.coefficient_of_variation", 20100461),
-    ("metrics.convergence_of_averages", 20100462),
-    ("signals.matthews", 20101290),
-    ("training.polynomial_decay", 20101339),
+    ("signals.similarity_of_images", 20100122, 0.3),
+    ("attention.alibi_by_mask", 20100177, 0.3),
+    ("learning.triplet_by_cosine", 20100411, 0.3),
+    ("metrics.coefficient_of_variation", 20100461, 0.3),
+    ("metrics.convergence_of_averages", 20100462, 0.3),
+    ("signals.matthews", 20101290, 0.3),
+    ("training.polynomial_decay", 20101339, 0.3),
+    ("instruments.a_weighting", 20201560, 0.3),
+    ("attention.alibi", 20301456, 0.1),
+    ("attention.softmax_by_hand", 20301482, 0.1),
+    ("learning.rnnt_recursion", 25500034, 0.1),
 )
+"""With the share of nodes that are written so."""
 
 CHOICES = (("training.least_probability", 7000965), ("instruments.hue", 7002349))
 """Values next to a threshold, or to where a remainder jumps."""
@@ -53,9 +58,9 @@ def test_what_was_wrong_by_rules_once_is_right(template: str, seed: int) -> None
     assert row["outcome"] in RIGHT, row
 
 
-@pytest.mark.parametrize(("template", "seed"), WRONG_IN_OTHER_WORDS_ONCE)
-def test_what_was_wrong_in_other_words_once_is_right(template: str, seed: int) -> None:
-    row = outcome_of(seed, (Tried.NOTHING,), template=template, reworded_share=0.3)
+@pytest.mark.parametrize(("template", "seed", "share"), WRONG_IN_OTHER_WORDS_ONCE)
+def test_what_was_wrong_in_other_words_once_is_right(template: str, seed: int, share: float) -> None:
+    row = outcome_of(seed, (Tried.NOTHING,), template=template, reworded_share=share)
     assert row["outcome"] in RIGHT, row
 
 

@@ -39,6 +39,21 @@ GRAPH = """(float[4] x, float lr, int64[4] i, float16[4] h)
 }"""
 
 
+def test_a_choice_is_made_in_the_precision_of_what_is_compared(fixed):
+    text = """(float[4] x) => (float[4] y, bool[4] m, bool[4] n) <float one = {1.0}> {
+        [fp32] a = Tanh(x)
+        [free] b = Tanh(a)
+        [clip] y = Min(a, one)
+        [again] m = LessOrEqual(a, one)
+        [other] n = LessOrEqual(b, one)
+    }"""
+    verdicts = fixed(text, protected={"fp32": Reason.LOSS})
+    assert {name: reason for name, (reason, _) in verdicts.items()} == {
+        "fp32": Reason.LOSS,
+        "again": Reason.COMPARED,
+    }
+
+
 def test_each_kind_of_verdict(fixed):
     assert fixed(GRAPH) == {
         "scalar": (Reason.SCALAR_INPUT, "reads the scalar input 'lr', whose size the graph does not tell"),

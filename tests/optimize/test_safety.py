@@ -48,6 +48,17 @@ def test_cross_entropy_as_jax_writes_it(read):
     }
 
 
+def test_a_sum_with_what_is_computed_of_targets_is_no_residual_branch(read):
+    text = """(float[4,8] x, float[8,10] w, float[4,10] target) => (float loss) {
+        [mm] y = MatMul(x, w)
+        [size] a = Abs(y)
+        [of_target] b = Abs(target)
+        [sum] s = Add(a, b)
+        [mean] loss = ReduceMean<keepdims=0>(s)
+    }"""
+    assert loss_of(read, text) == {"size", "of_target", "sum", "mean"}
+
+
 def test_mean_squared_error(read):
     text = """(float[4,8] x, float[8,10] w, float[4,10] target) => (float loss) {
         [mm] y = MatMul(x, w)

@@ -66,6 +66,7 @@ class Reason(Enum):
     LONG_SUM = "long-sum"
     PRODUCT = "product"
     ACCURACY = "accuracy"
+    COMPARED = "compared"
     INTEGERS = "integers"
     SQUARES = "squares-summed"
     UNKNOWN_MASK = "unknown-mask"

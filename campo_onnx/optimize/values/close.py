@@ -33,6 +33,7 @@ _OF_STATISTICS = (
     | having(Trait.ADDS, Trait.SCALES, Trait.PART)
     | op_keys("Clip Exp GatherElements GatherND Log Max Min Pow Reciprocal Relu Softplus Sqrt")
 )
+_LOOK_FOR_OVERFLOW = op_keys("IsInf")
 _STEEP_AT_ONE = op_keys("Acos Acosh Asin Atanh")
 _BENDS = op_keys("ArgMax ArgMin")
 _TELLS_APART = op_keys("ArgMax ArgMin LogSoftmax ReduceLogSumExp Softmax TopK")
@@ -57,6 +58,7 @@ def close_differences(values: GraphValues, sums: Accumulated) -> Mapping[str, Ne
     - Of functions of the same values: x - sin(x), k * log(r) - r.
     - Of data as it comes in, which nothing has rounded yet.
     - Of statistics, in the backward pass: what a difference of them leaves of a gradient.
+    - Of what is asked whether it is infinite: it overflows in a narrow precision.
     - Of long sums of one sign: 500 log-probabilities are off by 0.25 in FP16, and another model's
       sum lies 1 apart.
     """
@@ -108,7 +110,8 @@ class _Close:
             if is_variance or are_bent or (is_of_statistics and view.tensors[node.outputs[0]].elements != 1):
                 # One number of statistics of several values may be a loss, a sum of others.
                 self._gradients.add_difference(node)
-            if absorbs or meets or is_far or is_close:
+            looks_for_overflow = node.op in _LOOK_FOR_OVERFLOW and values.is_narrow
+            if absorbs or meets or is_far or is_close or looks_for_overflow:
                 need = Need(is_place=True) if meets and self._functions.is_remainder(node) else EXACT
             is_steep = node.op in _STEEP_AT_ONE and self._statistics.issuperset(varying)
             if is_steep or self._functions.is_cosine(node):

@@ -1,6 +1,7 @@
 """Positions, counts and angles: rounded, they give a wrong answer, not one that is slightly off."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from onnx import TensorProto
 
@@ -128,8 +129,16 @@ def _offsets(values: GraphValues) -> frozenset[str]:
             or r.rounding > visible
         ]
         if terms and any(r.varies for r in ranges) and not from_integers(ranges):
-            offsets.update((*terms, *node.outputs))
+            offsets.update((*node.outputs, *chain.from_iterable(_moved(t, view) for t in terms)))
     return frozenset(offsets)
+
+
+def _moved(tensor: str, view: GraphView) -> Iterator[str]:
+    """A tensor, and what it is moved or converted from."""
+    yield tensor
+    while (producer := view.producer.get(tensor)) is not None and producer.op in MOVES:
+        tensor = producer.inputs[0]
+        yield tensor
 
 
 def _is_position(r: ValueRange, low: Precision, coarse: float) -> bool:

@@ -8,7 +8,7 @@ from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.registry import having
 from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.values.graph_values import GraphValues
-from campo_onnx.optimize.values.sum_ops import MOVES_AND_SIGNS
+from campo_onnx.optimize.values.sum_ops import MOVES_AND_SIGNS, WEIGHTED
 
 _TAIL = 16.0
 """Largest size of an activation, in multiples of the usual one."""
@@ -34,7 +34,8 @@ def far_reaching(values: GraphValues) -> Mapping[str, str]:
         if not values.view.is_float32(output):
             continue
         search.add(node, output)
-        if tensor := next((t for t in (output, *node.inputs) if search.overflows(t)), ""):
+        weighed = search.exponentials.intersection(node.inputs) if node.op in WEIGHTED else ()
+        if tensor := next((t for t in (output, *node.inputs) if search.overflows(t) or t in weighed), ""):
             nodes[node.name] = tensor
     return nodes
 
@@ -44,6 +45,7 @@ class _Sizes:
 
     def __init__(self, values: GraphValues) -> None:
         self._values, self._view = values, values.view
+        self.exponentials: set[str] = set()  # of what nothing bounds: beyond FP16 from 11 on
         self._largest: dict[str, float] = {}
         self._smallest: dict[str, float] = {}
 
@@ -51,6 +53,9 @@ class _Sizes:
         return self._largest.get(tensor, 0.0) > self._values.low.largest
 
     def add(self, node: OpNode, output: str) -> None:
+        is_exponential = node.op.label == "Exp" and not self._values.fits(output)
+        if is_exponential or (node.op in MOVES_AND_SIGNS and not self.exponentials.isdisjoint(node.inputs)):
+            self.exponentials.add(output)
         if (largest := self._largest_of(node)) is not None:
             largest = min(largest, self._values.range(output).bound, _MOST)
             self._largest.update((t, largest) for t in node.outputs if t)

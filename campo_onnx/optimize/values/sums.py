@@ -72,7 +72,7 @@ class _Squares:
 
     def _add_square(self, node: OpNode, source: str, outputs: list[str]) -> None:
         is_sum = node.op in SUMS_OF_SQUARES or node.op in CONTRACTIONS
-        if is_sum or node.outputs[0] in self._leads_on:
+        if is_sum or node.outputs[0] in self._leads_on or source in self._squares:
             self.nodes[node.name] = source
             self._squares.update(outputs)
         if self._is_long_sum(node):

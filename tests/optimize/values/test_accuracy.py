@@ -321,6 +321,22 @@ CASES = {
         {"x": normal(64, 64), "w": normal(64, 64), "v": normal(64, 64)},
         "float[64,1] y",
     ),
+    "a square that FP16 makes infinite": Case(
+        "h = MatMul(x, w) q = Mul(h, h) m = Neg(q) b = IsInf(m) y = Where(b, zero, h)",
+        {"zero": f32(0)},
+        {"x": normal(64, 64, size=400), "w": normal(64, 64)},
+    ),
+    "a power whose exponent is large": Case(
+        """b = ConstantOfShape<value = float[1] {1.001}>(one) e = Squeeze(b) h = MatMul(x, w)
+           y = Pow(e, h)""",
+        {"one": i64(1)},
+        {"x": f32(RANDOM.integers(0, 256, (64, 64)) * 8), "w": f32(np.eye(64))},
+    ),
+    "exponentials in a product": Case(
+        "h = MatMul(x, w) e = Exp(h) s = MatMul(e, w) y = Div(e, s)",
+        {},
+        {"x": normal(64, 64, size=4), "w": f32(np.eye(64))},
+    ),
     "squares of what a constant makes large": Case(
         "h = MatMul(x, w) s = Mul(h, many) r = Relu(s) q = Mul(r, r) y = MatMul(q, w)",
         {"many": f32(120)},
