@@ -80,7 +80,7 @@ class Calibration:
     general: OpModel
     general_time: TimeModel
     failures: Mapping[str, str]
-    measured_at: str
+    measured_at: str  # when its last timing was taken (UTC, ISO 8601), not when it was fitted
     counters_refusal: str = ""
     # What nodes take in a step, where that is not what they take alone; None where no steps were measured.
     in_step: InStep | None = None

@@ -109,7 +109,13 @@ def fit_op(samples: Sequence[Sample], selected: Sequence[str], method: Method = 
         weights=tuple(weights),
         sigma_us=sigma_us,
         ratios=None if method is PAPER else (float(ratios.min()), float(ratios.max())),
+        ranges=() if method is PAPER else tuple(_range_of(samples, name) for name in features),
     )
+
+
+def _range_of(samples: Sequence[Sample], name: str) -> tuple[float, float]:
+    values = [1.0 if name == TIME else sample.events[name] for sample in samples]
+    return float(min(values)), float(max(values))
 
 
 def _neighbours(samples: Sequence[Sample]) -> OpModel:

@@ -23,6 +23,9 @@ class OpModel:
     # Least and largest OP_LP / OP_FP32 among the samples: a prediction does not leave them, because a linear
     # model knows nothing beyond. None for the paper's fit, which has no such bounds.
     ratios: tuple[float, float] | None = None
+    # Of a sum: least and largest value of each feature among the samples. A node beyond them is predicted as
+    # at the nearest of them. Empty for the paper's fit.
+    ranges: tuple[tuple[float, float], ...] = ()
     # Where there are any, no sum predicts, but the ratios of the nearest samples, by the inverse of their
     # distances: each sample is its features' logarithms (of 1 plus the value) times `weights`, and the
     # logarithm of OP_LP / OP_FP32.
@@ -37,6 +40,8 @@ class OpModel:
         _check_linear(self.features, self.weights, self.sigma_us)
         if self.ratios is not None and not 0 < self.ratios[0] <= self.ratios[1] < math.inf:
             raise ValueError(f"ratios are {self.ratios}, and must be positive and in order")
+        if self.ranges and len(self.ranges) != len(self.features):
+            raise ValueError(f"{len(self.features)} features have {len(self.ranges)} ranges")
         if any(len(sample) != len(self.features) + 1 for sample in self.samples):
             raise ValueError("a sample needs a number for each feature, and one for its ratio")
         if not (0 <= self.reach < math.inf and math.isfinite(self.center)):
@@ -52,7 +57,11 @@ class OpModel:
             predicted = fp32_us * self._nearby({**events, TIME: fp32_us})
         else:
             events = {**events, TIME: 1.0}
-            factor = sum(w * events[name] for name, w in zip(self.features, self.weights, strict=True))
+            values = [events[name] for name in self.features]
+            if self.ranges:
+                pairs = zip(values, self.ranges, strict=True)
+                values = [min(max(value, low), high) for value, (low, high) in pairs]
+            factor = sum(w * value for value, w in zip(values, self.weights, strict=True))
             predicted = fp32_us * factor + self.sigma_us
         if self.ratios is None:
             return predicted

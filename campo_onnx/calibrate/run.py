@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 
 from campo_onnx.calibrate.calibration import Calibration, OpEntry, Scores
 from campo_onnx.calibrate.cast_model import CastModel
@@ -125,12 +124,14 @@ def calibrate(
         label, node = signature.op.label, typed(signature, precision)
         drawn[label] = tuple(dict.fromkeys((*drawn.get(label, ()), node)))
     total = 2 * sum(map(len, drawn.values())) + len(casts) + 1
-    done = 0
+    done, measured_at = 0, ""
 
     def time_us(signature: Signature) -> float:
-        nonlocal done
+        nonlocal done, measured_at
         try:
-            return timer.time(signature).median_us
+            timing = timer.time(signature)
+            measured_at = max(measured_at, timer.store.measured_at(timer.key(signature)))
+            return timing.median_us
         finally:
             done += 1
             if on_progress is not None:
@@ -177,7 +178,7 @@ def calibrate(
         general=general,
         general_time=general_time,
         failures=failures,
-        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        measured_at=measured_at,
         counters_refusal=counters_refusal,
     )
 

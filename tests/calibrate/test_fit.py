@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -49,6 +50,26 @@ def test_eq2_recovers_its_coefficients() -> None:
     assert model.weights == pytest.approx([0.0004])
     assert model.sigma_us == pytest.approx(2.0)
     assert model.low_us(10.0, {"rate": 500.0}) == pytest.approx(10 * 0.0004 * 500 + 2)
+
+
+@pytest.mark.parametrize(
+    "method", [m for m in METHODS if not m.keeps_samples and m is not PAPER], ids=lambda m: m.name
+)
+def test_a_sum_is_not_used_beyond_its_samples(method) -> None:
+    """A much larger node has the ratio of the largest sample, not what a line drawn on says."""
+
+    def low_us(fp32_us: float, events: dict[str, float]) -> float:
+        return fp32_us * (0.4 + 0.2 * events["traffic"] / math.exp(12)) + 2
+
+    model = fit_op(samples(40, low_us, noise=0.01), ("traffic", "rate"), method)
+    largest = max(samples(40, low_us), key=lambda sample: sample.fp32_us)
+    beyond = {**largest.events, "traffic": 100 * largest.events["traffic"]}
+    expected = model.low_us(largest.fp32_us, largest.events)
+    assert model.low_us(largest.fp32_us, beyond) == pytest.approx(expected)
+    unbounded = replace(model, ranges=(), ratios=None)
+    assert unbounded.low_us(largest.fp32_us, beyond) > 2 * expected
+    with pytest.raises(ValueError, match="ranges"):
+        replace(model, ranges=model.ranges[1:])
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)

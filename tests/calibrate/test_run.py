@@ -1,6 +1,7 @@
 """Calibrating, on made-up timings and on this CPU: models, file, predictions."""
 
 import json
+import sqlite3
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -293,3 +294,19 @@ def test_nodes_of_a_step_count_beside_those_that_are_drawn(view: GraphView) -> N
     assert own["Gemm"] > 0
     assert both["MatMul"] == drawn["MatMul"] + own["MatMul"]
     assert made(workload, NodeTimer(machine=GPU, store=store, only_stored=True)) == (drawn, {})
+
+
+def test_a_calibration_is_as_old_as_its_last_timing(tmp_path: Path) -> None:
+    """Fitted again from a store it bears the moment of its measurements."""
+    with Store(tmp_path / "timings.sqlite") as store:
+        calibrate(TINY, Imagined(machine=GPU, store=store), H200, Precision.FP16)
+    with sqlite3.connect(tmp_path / "timings.sqlite") as connection:
+        connection.execute("UPDATE timings SET measured_at = '2001-01-01T00:00:00+00:00'")
+        connection.execute(
+            "UPDATE timings SET measured_at = '2001-01-02T00:00:00+00:00' WHERE signature ="
+            " (SELECT min(signature) FROM timings)"
+        )
+    with Store(tmp_path / "timings.sqlite") as store:
+        timer = NodeTimer(machine=GPU, store=store, only_stored=True)
+        again = calibrate(TINY, timer, H200, Precision.FP16)
+    assert again.measured_at == "2001-01-02T00:00:00+00:00"
