@@ -49,7 +49,7 @@ def _in_bf16(optimized: "Optimized", options: "Options") -> str:
 
     from campo_onnx.costs.evidence import CostSource
     from campo_onnx.ops.precision import Precision
-    from campo_onnx.planning.pipeline import decide, problem_of
+    from campo_onnx.planning.pipeline import planned
 
     if not options.target.computes_in(Precision.BF16):
         return ""
@@ -57,7 +57,7 @@ def _in_bf16(optimized: "Optimized", options: "Options") -> str:
     if optimized.plan.source != CostSource.DATASHEET.value:
         return offer
     instead = replace(options, low=Precision.BF16, costs=CostSource.DATASHEET)
-    plan = decide(problem_of(optimized.imported, instead), optimized.imported, instead)
+    plan = planned(optimized.imported, instead)
     low = options.low.value
     return f"{offer} ({plan.speedup:.2f}x predicted, where {low} has {optimized.plan.speedup:.2f}x)"
 

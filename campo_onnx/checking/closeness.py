@@ -10,6 +10,7 @@ from campo_onnx.checking.context import CheckContext
 from campo_onnx.checking.verdict import Finding, Status, failed, listed, not_checked, passed
 from campo_onnx.emulation.batches import Batch, draw_batches
 from campo_onnx.emulation.drift import Reference, most_drift, unfinite_in
+from campo_onnx.emulation.faults import MOST_BY_CHOICE, ROUNDING_AND_LAYERS
 from campo_onnx.emulation.numerics import emulate, seeded, without_underflow
 from campo_onnx.errors import ModelError, UnsupportedModelError, UsageError
 from campo_onnx.ops.facts import work_of
@@ -20,9 +21,6 @@ from campo_onnx.optimize.values.loss_scale import gradient_outputs, loss_scaling
 from campo_onnx.runtime.chunked_run import run_in_pieces
 from campo_onnx.runtime.feeds import read_feeds
 from campo_onnx.runtime.registry import machine
-
-_ROUNDING_AND_LAYERS = 2.0  # what is given is rounded, and what every layer makes of it
-_MOST_BY_CHOICE = 0.5  # an output that is off by half of itself is wrong, whatever the network chooses
 
 
 def drift(context: CheckContext) -> Finding:
@@ -117,7 +115,7 @@ def _but_for_choices(
     for name, error in worst.items():
         own = min((errors[name] for errors in chosen if name in errors), default=0.0)
         # An FP32 step that overflows on rounded inputs says nothing of how close one may come.
-        allowed = min(_ROUNDING_AND_LAYERS * own, _MOST_BY_CHOICE) if np.isfinite(own) else 0.0
+        allowed = min(ROUNDING_AND_LAYERS * own, MOST_BY_CHOICE) if np.isfinite(own) else 0.0
         if limit < error <= allowed:
             close[name] = error
     if not close:
@@ -126,7 +124,7 @@ def _but_for_choices(
     name = max(close, key=lambda output: close[output])
     reason = (
         f"{others.reason}. {len(close)} more outputs, the farthest {name!r} with {close[name]:.2g}, are "
-        f"within {_ROUNDING_AND_LAYERS:g} times what the FP32 step itself is off by when its inputs are "
+        f"within {ROUNDING_AND_LAYERS:g} times what the FP32 step itself is off by when its inputs are "
         f"rounded to {low.value}: it chooses otherwise (ReLU, max pooling), and a gradient changes with it"
     )
     return replace(others, reason=reason, parts=worst)

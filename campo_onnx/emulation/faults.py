@@ -36,8 +36,8 @@ POORLY_DETERMINED = 0.05
 """Relative error of FP32 itself from which on an output says nothing: it is zero but for rounding."""
 
 _LARGEST_ERROR = 1e9  # files hold no infinity
-_ROUNDING_AND_LAYERS = 2.0
-_MOST_BY_CHOICE = 0.5
+ROUNDING_AND_LAYERS = 2.0  # what is given is rounded, and what every layer makes of it
+MOST_BY_CHOICE = 0.5  # an output that is off by half of itself is wrong, whatever the network chooses
 _FLIPS = 4.0  # standard deviations of the share of values that a rounding pushes over a threshold
 
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE})
@@ -263,9 +263,9 @@ class ProbedBatch:
         verdicts = list(self._broken(outcome))
         for name, error in outcome.conditioned.items():
             if error > self._limit and not self._is_choice(
-                name, outcome.errors.get(name, 0.0), _MOST_BY_CHOICE
+                name, outcome.errors.get(name, 0.0), MOST_BY_CHOICE
             ):
-                explained = _ROUNDING_AND_LAYERS * self._moved_by_rounding.get(name, 0.0)
+                explained = ROUNDING_AND_LAYERS * self._moved_by_rounding.get(name, 0.0)
                 verdicts.append(self._off(name, outcome, max(self._limit, explained)))
         return tuple(verdicts)
 
@@ -306,10 +306,10 @@ class ProbedBatch:
         if not is_gradient and name not in reference.bases and name not in subject.chosen:
             return False
         flips = _FLIPS * 2.0 ** (-(subject.low.fraction_bits + 1) / 2)
-        return self._is_choice(name, error, _MOST_BY_CHOICE if is_gradient else flips)
+        return self._is_choice(name, error, MOST_BY_CHOICE if is_gradient else flips)
 
     def _is_choice(self, name: str, error: float, most: float) -> bool:
         """Whether FP32 moves as far when its inputs are rounded: a rectifier that chooses otherwise."""
         if error > most:
             return False
-        return error <= _ROUNDING_AND_LAYERS * self._moved_by_rounding.get(name, 0.0)
+        return error <= ROUNDING_AND_LAYERS * self._moved_by_rounding.get(name, 0.0)

@@ -14,7 +14,7 @@ from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.plan.reason import Reason
 from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.planning.options import Options
-from campo_onnx.planning.pipeline import Optimized, decide, problem_of
+from campo_onnx.planning.pipeline import Optimized, decide, planned, problem_of
 from campo_onnx.targets.target import Target
 
 PATIENCE_S = 5.0
@@ -157,7 +157,7 @@ def _devices(imported: Imported, options: Options, until: float) -> Iterator[str
 def _plan(graph: Imported, options: Options) -> Plan | None:
     try:
         imported = replace(import_model(graph.model, options.dims), folder=graph.folder)
-        return decide(problem_of(imported, options), imported, options)
+        return planned(imported, options)
     except CampoError:  # a size that the graph does not take
         return None
 

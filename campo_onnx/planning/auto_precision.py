@@ -12,7 +12,7 @@ from campo_onnx.ops.precision import Precision, low_precisions
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.planning.options import Options
-from campo_onnx.planning.pipeline import decide, form_for, problem_of, vanishing_gradients
+from campo_onnx.planning.pipeline import decide, form_for, planned, problem_of, vanishing_gradients
 from campo_onnx.runtime.registry import default_precision
 from campo_onnx.targets.target import Target
 
@@ -59,13 +59,9 @@ def choose_precision(source: str | Path | onnx.ModelProto | Imported, options: O
     if options.costs is CostSource.AUTO and len({plan.source for plan in plans.values()}) > 1:
         # A calibration and public figures differ by more than two formats do.
         figures = replace(options, costs=CostSource.DATASHEET)
-        compared = {low: _planned(forms[low], replace(figures, low=low)) for low in plans}
+        compared = {low: planned(forms[low], replace(figures, low=low)) for low in plans}
     low, why = _choice(compared, problems, options)
     return PrecisionChoice(low=low, why=why, plans=plans, problems=problems, forms=forms)
-
-
-def _planned(form: Imported, options: Options) -> Plan:
-    return decide(problem_of(form, options), form, options)
 
 
 def computed_in(target: Target) -> tuple[Precision, ...]:

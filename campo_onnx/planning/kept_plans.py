@@ -22,7 +22,7 @@ from campo_onnx.ops.registry import REGISTRY, current
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.planning.options import Options
-from campo_onnx.planning.pipeline import best_form, decide, flat_weights_of, forms_for, problem_of
+from campo_onnx.planning.pipeline import best_form, flat_weights_of, forms_for, planned
 from campo_onnx.version import VERSION, source_digest
 
 _LOG = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ def planned_once(imported: Imported, options: Options, folder: Path | None) -> t
     folder.
     """
     if folder is None or not _is_repeatable(options):
-        return _executed(imported, _planned(imported, options))
+        return _executed(imported, planned(imported, options))
     name = name_of(imported, options)
     path = folder / name
     try:
@@ -47,7 +47,7 @@ def planned_once(imported: Imported, options: Options, folder: Path | None) -> t
         pass
     except Exception as error:  # a cache must not end a training, whatever its files hold
         _LOG.debug("the plan %s is not used", path, exc_info=error)
-    plan = _planned(imported, options)
+    plan = planned(imported, options)
     _keep(plan.to_json(), folder, name)
     return _executed(imported, plan)
 
@@ -125,10 +125,6 @@ def _is_repeatable(options: Options) -> bool:
         options.costs is not CostSource.MEASURE and options.evidence.calibration is not None
     )
     return says_costs and current() is REGISTRY
-
-
-def _planned(imported: Imported, options: Options) -> Plan:
-    return decide(problem_of(imported, options), imported, options)
 
 
 def _read(path: Path, imported: Imported, options: Options) -> Plan:

@@ -167,7 +167,7 @@ def best_form(forms: tuple[Imported, ...], options: Options) -> Imported:
     """Choose the form whose planned step is predicted to be fastest, the first unless the other gains."""
     if len(forms) == 1:
         return forms[0]
-    plans = [decide(problem_of(form, options), form, options) for form in forms]
+    plans = [planned(form, options) for form in forms]
     least_us = min(plans[0].predicted_us, (1 - options.min_gain) * plans[0].fp32_us)
     return forms[1] if plans[1].low_nodes and plans[1].predicted_us < least_us else forms[0]
 
@@ -245,6 +245,11 @@ def _node_costs(view: GraphView, ports: Mapping[str, Ports], options: Options) -
     from campo_onnx.costs.choose import costs_for
 
     return costs_for(view, ports, options.target, options.low, options.costs, options.evidence)
+
+
+def planned(imported: Imported, options: Options) -> Plan:
+    """Decide a graph as it is given."""
+    return decide(problem_of(imported, options), imported, options)
 
 
 def decide(problem: Problem, imported: Imported, options: Options) -> Plan:

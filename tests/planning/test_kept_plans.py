@@ -50,11 +50,11 @@ def is_planned_again(imported, options, folder, monkeypatch):
 
     def counted(*arguments):
         calls.append(arguments)
-        return decide(*arguments)
+        return planned(*arguments)
 
-    decide = kept_plans.decide
+    planned = kept_plans.planned
     with monkeypatch.context() as patch:
-        patch.setattr(kept_plans, "decide", counted)
+        patch.setattr(kept_plans, "planned", counted)
         planned_once(imported, options, folder)
     return bool(calls)
 
@@ -79,7 +79,7 @@ def test_files_that_are_one_graph_once_raised_have_plans_of_their_own():
 def test_a_plan_is_kept_and_taken_again(mlp, tmp_path, monkeypatch):
     first, mixed = planned_once(mlp, OPTIONS, tmp_path)
     assert first.low_nodes
-    monkeypatch.setattr("campo_onnx.planning.kept_plans.decide", None)  # not needed a second time
+    monkeypatch.setattr("campo_onnx.planning.kept_plans.planned", None)  # not needed a second time
     second, again = planned_once(mlp, OPTIONS, tmp_path)
     assert (second, again) == (first, mixed)
 

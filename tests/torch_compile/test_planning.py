@@ -32,8 +32,8 @@ def test_a_plan_is_made_once_and_damaged_ones_again(tmp_path: Path, monkeypatch:
     first = trained(tmp_path / "plans")
     (kept,) = (tmp_path / "plans").glob("*.json")
     made: list[str] = []
-    decide = kept_plans.decide
-    monkeypatch.setattr(kept_plans, "decide", lambda *given: made.append("again") or decide(*given))
+    planned = kept_plans.planned
+    monkeypatch.setattr(kept_plans, "planned", lambda *given: made.append("again") or planned(*given))
     assert trained(tmp_path / "plans") == first
     assert not made
     kept.write_text(kept.read_text()[:-100])

@@ -23,7 +23,7 @@ from campo_onnx.errors import DeviceUnavailableError, UsageError
 from campo_onnx.integrations.torch_compile import report
 from campo_onnx.integrations.torch_compile import runtimes as choosing
 from campo_onnx.ops.precision import Precision
-from campo_onnx.planning import kept_plans, pipeline
+from campo_onnx.planning import pipeline
 from campo_onnx.runtime.api import Support
 from campo_onnx.runtime.openvino import kernels
 from campo_onnx.runtime.openvino.addresses import AddressedRequest
@@ -195,14 +195,13 @@ def test_the_faster_runtime_is_taken_and_kept(
 def test_by_default_another_process_neither_plans_nor_measures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans, the form of convolutions and the measured choice lie in the user's cache."""
     planned: list[Any] = []
-    decide = kept_plans.decide
+    decide = pipeline.decide
 
     def counted(*arguments: Any) -> Any:
         planned.append(arguments[2].target.runtime.name)
         return decide(*arguments)
 
-    for module in (kept_plans, pipeline):
-        monkeypatch.setattr(module, "decide", counted)
+    monkeypatch.setattr(pipeline, "decide", counted)
     monkeypatch.setattr(choosing, "times_us", lambda runs: {"onnxruntime": 2.0, "openvino": 1.0})
 
     def train() -> None:

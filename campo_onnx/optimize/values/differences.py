@@ -8,8 +8,7 @@ from campo_onnx.ops.key import op_keys
 from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.sum_ops import (
     CONTRACTIONS,
-    MOVES,
-    SCALES,
+    SCALED,
     SUMS_OF_FEW,
     adds_up,
     squared,
@@ -17,7 +16,6 @@ from campo_onnx.optimize.values.sum_ops import (
 )
 from campo_onnx.optimize.values.walk import Labels
 
-_SCALES = MOVES | SCALES | op_keys("Neg")
 _POWERS = op_keys("Mul Pow")
 
 
@@ -56,7 +54,7 @@ class _Terms:
             self._contractions.update(outputs)
         elif node.op in _POWERS and squared(node, self._view) is not None:
             self._squares.update(outputs)
-        elif node.op in _SCALES:
+        elif node.op in SCALED:
             for kind in self._kinds:
                 if any(t in kind for t in node.inputs):
                     kind.update(outputs)

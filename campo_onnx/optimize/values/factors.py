@@ -5,14 +5,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from campo_onnx.ir.view import OpNode
-from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.registry import having
 from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.values.graph_values import GraphValues
-from campo_onnx.optimize.values.sum_ops import CONTRACTIONS, MOVES_AND_SIGNS, SCALES, SUMS, is_mean, terms_of
+from campo_onnx.optimize.values.sum_ops import MOVES_AND_SIGNS, SCALES, SUMS, WEIGHTED, is_mean, terms_of
 
 _KEEPING = having(Trait.MOVES, Trait.SIGN, Trait.SAME_SIZE)
-_PRODUCTS = CONTRACTIONS | op_keys("Conv ConvTranspose")
 
 _LEAST = 1e-150
 _LARGE_DIVISOR = 2.0**8
@@ -94,10 +92,10 @@ def _size(node: OpNode, values: GraphValues, sizes: Mapping[str, float]) -> floa
     power = -1.0 if node.op.label == "Reciprocal" else view.power(node)
     if power is not None and inputs[0] in sizes:
         return _raised(of(inputs[0]), power)
-    alpha = abs(float(node.attributes.get("alpha", 1.0))) if node.op in _PRODUCTS else 1.0
+    alpha = abs(float(node.attributes.get("alpha", 1.0))) if node.op in WEIGHTED else 1.0
     if not any(t in sizes for t in inputs) and node.op not in SUMS and alpha == 1.0:
         return None
-    if node.op in _PRODUCTS:
+    if node.op in WEIGHTED:
         product = of(inputs[0], constant=1.0) * of(inputs[1], constant=1.0) * alpha
         bias = node.inputs[2] if len(node.inputs) > 2 else ""
         return max(product, of(bias) * abs(float(node.attributes.get("beta", 1.0)))) if bias else product

@@ -15,6 +15,7 @@ from campo_onnx.optimize.values.sum_ops import (
     MOVES,
     MOVES_AND_SIGNS,
     PARTS,
+    SCALED,
     SCALES,
     SUMS_OF_FEW,
     SUMS_OF_SQUARES,
@@ -25,7 +26,6 @@ from campo_onnx.optimize.values.sum_ops import (
 _PLACED = MOVES | op_keys("Where")
 _KEEPING_BITS = MOVES_AND_SIGNS | having(Trait.EXTREME) | op_keys("Clip LeakyRelu Relu Sign Slice Where")
 _LINEAR = _KEEPING_BITS | SUMS_OF_FEW | op_keys("Mul")
-_SCALES = MOVES | SCALES | op_keys("Neg")
 _REDUCES = SUMS_OF_SQUARES | op_keys("CumProd ReduceLogSumExp ReduceMax ReduceMin ReduceProd")
 _STEPS = having(Trait.ROUNDS)
 _GATES = having(Trait.SHARES) | op_keys("Erf HardSigmoid Sigmoid Softsign Tanh")
@@ -115,7 +115,7 @@ class Functions:
         is_rounded = any(t in self._rounded for t in varying)
         is_bent = any(t in self._bent for t in varying)
         is_step = node.op in _STEPS or self._dtype(outputs[0]) != TensorProto.FLOAT
-        if is_step or (node.op in _SCALES and not self._stepped.isdisjoint(varying)):
+        if is_step or (node.op in SCALED and not self._stepped.isdisjoint(varying)):
             self._stepped.update(outputs)
         if is_rounded or is_step or node.op not in _KEEPING_BITS:
             self._rounded.update(outputs)
@@ -180,7 +180,7 @@ class Functions:
         """Whether both are one function, bent, of partly the same values: ``exp(-r * t) - exp(-s * t)``."""
         producers = [self._view.producer.get(self._view.origin(t, MOVES_AND_SIGNS)) for t in (a, b)]
         op, other = (None if node is None else node.op for node in producers)
-        is_bend = op is not None and op == other and op not in _LINEAR | _SCALES
+        is_bend = op is not None and op == other and op not in _LINEAR | SCALED
         return is_bend and not sources[0].isdisjoint(sources[1])
 
     def _dtype(self, tensor: str) -> int | None:

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 
 from campo_onnx.ir.view import OpNode
 from campo_onnx.optimize.values.graph_values import GraphValues
-from campo_onnx.optimize.values.sum_ops import MOVES, PARTS, SCALES, SUMS, SUMS_OF_FEW, summed_input
+from campo_onnx.optimize.values.sum_ops import MOVES_AND_PARTS, SCALES, SUMS, SUMS_OF_FEW, summed_input
 
-_PARTS = MOVES | PARTS
 _MOST_TERMS = 8
 _FEW_ROUNDINGS = 4.0
 _FAR = 16.0
@@ -30,7 +29,7 @@ class LinearForms:
     def add(self, node: OpNode) -> bool:
         """Follow a node; say whether most of some term cancels in it."""
         view = self._view
-        if node.op in _PARTS:
+        if node.op in MOVES_AND_PARTS:
             form = self._of(node.inputs[0])
             self._forms.update((t, form) for t in node.outputs if t and form)
         elif node.op in SUMS_OF_FEW:

@@ -1,9 +1,7 @@
 """Windows: what weighs values and their squares, and is not trained."""
 
 from campo_onnx.ir.view import GraphView
-from campo_onnx.optimize.values.sum_ops import MOVES, PARTS, WEIGHTED
-
-_VIEWS = MOVES | PARTS
+from campo_onnx.optimize.values.sum_ops import MOVES, MOVES_AND_PARTS, WEIGHTED
 
 
 def windows_of(view: GraphView) -> frozenset[str]:
@@ -20,7 +18,7 @@ def windows_of(view: GraphView) -> frozenset[str]:
             factors[node.outputs[0]] = frozenset(view.origin(t, MOVES) for t in node.inputs)
         elif node.op in WEIGHTED:
             for tensor, other in (node.inputs[:2], node.inputs[1::-1]):
-                weighed.setdefault(view.origin(tensor, _VIEWS), set()).add(view.origin(other, MOVES))
+                weighed.setdefault(view.origin(tensor, MOVES_AND_PARTS), set()).add(view.origin(other, MOVES))
     return frozenset(
         tensor
         for tensor, others in weighed.items()
