@@ -16,8 +16,9 @@ _CANCELS = 0.1
 class LinearForms:
     """Every tensor as constants times other tensors, which are not sums themselves.
 
-    Parts of a tensor count as the tensor: neighbouring samples are close to each other. The same sum over
-    the same axes of two tensors is a sum of their terms. What a constant adds has an empty name.
+    Parts of a tensor, also joined anew, count as the tensor: neighbouring samples are close to each other.
+    The same sum over the same axes of two tensors is a sum of their terms. What a constant adds has an empty
+    name.
 
     ``(x + 0.5 * s) - (x - 0.5 * s)`` leaves nothing of ``x``, nor does ``x[2:] - 2 * x[1:-1] + x[:-2]``.
     """
@@ -32,6 +33,8 @@ class LinearForms:
         if node.op in MOVES_AND_PARTS:
             form = self._of(node.inputs[0])
             self._forms.update((t, form) for t in node.outputs if t and form)
+        elif node.op.label == "Concat" and all(self._of(t) == self._of(node.inputs[0]) for t in node.inputs):
+            self._forms[node.outputs[0]] = self._of(node.inputs[0])  # parts of one tensor, in turn
         elif node.op in SUMS_OF_FEW:
             return self._add_sum(node)
         elif node.op.label == "Neg":

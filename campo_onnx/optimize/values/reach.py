@@ -1,7 +1,7 @@
 """Reach of values: products, powers and quotients of values of unknown size, times constants."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from campo_onnx.ir.view import OpNode
 from campo_onnx.ops.key import op_keys
@@ -9,6 +9,7 @@ from campo_onnx.ops.registry import having
 from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.sum_ops import MOVES_AND_SIGNS, WEIGHTED
+from campo_onnx.optimize.values.walk import Labels, leading_to
 
 _TAIL = 16.0
 """Largest size of an activation, in multiples of the usual one."""
@@ -28,34 +29,50 @@ def far_reaching(values: GraphValues) -> Mapping[str, str]:
     A square overflows FP16 from 256 on: of an activation that a constant multiplies by 200, of what comes out
     of a division by a distance, of products of products.
     """
-    search, nodes = _Sizes(values), dict[str, str]()
+    nodes = _exponentials_weighed(values)
+    sums = {
+        t for name in nodes for t in values.view.node[name].outputs if values.view.node[name].op in WEIGHTED
+    }
+    search = _Sizes(values, sums)
     for node in values.forward_nodes:
         output = next((t for t in node.outputs if t), "")
         if not values.view.is_float32(output):
             continue
         search.add(node, output)
-        weighed = search.exponentials.intersection(node.inputs) if node.op in WEIGHTED else ()
-        if tensor := next((t for t in (output, *node.inputs) if search.overflows(t) or t in weighed), ""):
-            nodes[node.name] = tensor
+        if tensor := next((t for t in (output, *node.inputs) if search.overflows(t)), ""):
+            nodes.setdefault(node.name, tensor)
+    return nodes
+
+
+def _exponentials_weighed(values: GraphValues) -> dict[str, str]:
+    """Products that read exponentials of what nothing bounds, beyond FP16 from 11 on."""
+    view = values.view
+    to_products = leading_to(view, lambda n: n.inputs[:2] if n.op in WEIGHTED else (), MOVES_AND_SIGNS)
+    nodes, exponentials = dict[str, str](), Labels()
+    for node in values.forward_nodes:
+        is_power = node.op.label == "Pow" and values.is_constant(node.inputs[0])
+        if (is_power or node.op.label == "Exp") and not values.fits(node.outputs[0]):
+            exponentials.mark(node.outputs, node.outputs[0])
+        elif (source := exponentials.first(node.inputs)) and node.op in WEIGHTED | MOVES_AND_SIGNS:
+            if node.op in WEIGHTED or not to_products.isdisjoint(node.outputs):
+                nodes[node.name] = source
+            if node.op in MOVES_AND_SIGNS:
+                exponentials.mark(node.outputs, source)
     return nodes
 
 
 class _Sizes:
     """The largest and, of products and powers, the smallest size of tensors of unknown size."""
 
-    def __init__(self, values: GraphValues) -> None:
+    def __init__(self, values: GraphValues, large: Iterable[str]) -> None:
         self._values, self._view = values, values.view
-        self.exponentials: set[str] = set()  # of what nothing bounds: beyond FP16 from 11 on
-        self._largest: dict[str, float] = {}
+        self._largest: dict[str, float] = dict.fromkeys(large, _MOST)
         self._smallest: dict[str, float] = {}
 
     def overflows(self, tensor: str) -> bool:
         return self._largest.get(tensor, 0.0) > self._values.low.largest
 
     def add(self, node: OpNode, output: str) -> None:
-        is_exponential = node.op.label == "Exp" and not self._values.fits(output)
-        if is_exponential or (node.op in MOVES_AND_SIGNS and not self.exponentials.isdisjoint(node.inputs)):
-            self.exponentials.add(output)
         if (largest := self._largest_of(node)) is not None:
             largest = min(largest, self._values.range(output).bound, _MOST)
             self._largest.update((t, largest) for t in node.outputs if t)

@@ -332,6 +332,18 @@ CASES = {
         {"one": i64(1)},
         {"x": f32(RANDOM.integers(0, 256, (64, 64)) * 8), "w": f32(np.eye(64))},
     ),
+    "powers of two in a product": Case(
+        """h = MatMul(x, w) e = Pow(two, h) u = Reshape(e, rows) c = Conv(u, ones) s = Reshape(c, sums)
+           y = Div(e, s)""",
+        {"two": f32(2), "rows": i64(64, 1, 64), "sums": i64(64, 1), "ones": f32(np.ones((1, 1, 64)))},
+        {"x": normal(64, 64, size=8), "w": f32(np.eye(64))},
+    ),
+    "neighbours around a circle": Case(
+        """h = MatMul(x, w) r = Mul(h, share) a = Slice(r, first, second, one) b = Slice(r, second, last, one)
+           c = Concat<axis = 1>(b, a) y = Sub(c, r)""",
+        {"share": f32(0.7), "first": i64(0), "second": i64(1), "last": i64(64), "one": i64(1)},
+        {"x": f32(3 + RANDOM.integers(-1, 2, (64, 64)) / 64), "w": f32(np.eye(64))},
+    ),
     "exponentials in a product": Case(
         "h = MatMul(x, w) e = Exp(h) s = MatMul(e, w) y = Div(e, s)",
         {},
