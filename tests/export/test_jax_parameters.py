@@ -83,6 +83,25 @@ def test_a_lookup_outside_gives_nan_as_in_jax() -> None:
         assert np.array_equal(actual[name], np.asarray(expected), equal_nan=name == "rows")
 
 
+OUTSIDE: dict[str, Callable[[Any, Any], Any]] = {
+    "a number in each row": lambda y, i: y[jnp.arange(5), i],
+    "counted from the end": lambda y, i: y[jnp.arange(5), i - 9],
+    "columns": lambda y, i: y[:, i],
+    "of each row alone": lambda y, i: jax.vmap(lambda row, k: row[k])(y, i),
+    "written": lambda y, i: y.at[jnp.arange(5), i].set(1.0),
+    "added": lambda y, i: y.at[jnp.arange(5), i].add(y[0, :5]),
+}
+
+
+@pytest.mark.parametrize("function", OUTSIDE.values(), ids=list(OUTSIDE))
+def test_an_index_outside_does_not_reach_the_next_row(function: Callable[[Any, Any], Any]) -> None:
+    def loss(p: Any, x: Any, i: Any) -> Any:
+        return jnp.sin(function(x @ p["w"], i)).sum()
+
+    i = jnp.asarray([0, 6, 9, 3, 40])
+    assert worst_deviation(loss, {"w": array(4, 6)}, x=array(5, 4, seed=1), i=i) < TOLERANCE
+
+
 METHODS = ("set", "max", "multiply")
 
 

@@ -128,6 +128,15 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
         lambda x: torch.fake_quantize_per_channel_affine(x, SCALES, ZEROS, 1, -20, 30)
         * torch.fake_quantize_per_channel_affine(x, SCALES, ZEROS + 0.3, 1, -20, 30), (6, 3, 2)
     ),
+    "fake_quantize_learned": (
+        lambda x: torch._fake_quantize_learnable_per_tensor_affine(
+            x[1:], x[0, :1].abs() / 9 + 0.02, x[0, 1:2] - 0.7, -20, 15
+        )
+        * torch._fake_quantize_learnable_per_channel_affine(
+            x[1:], x[0].abs() / 9 + 0.02, x[0] * 3, 1, -20, 15, 0.7
+        ),
+        (7, 3),
+    ),
     "gather_fewer": (lambda x: x.gather(1, PLACES[:2]) ** 2, (3, 5)),
     "grid_sample": (sampled(align_corners=False), (2, 3, 5, 6)),
     "grid_sample_corners": (sampled(align_corners=True), (2, 3, 5, 6)),

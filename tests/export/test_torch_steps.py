@@ -370,3 +370,25 @@ class Slope(nn.Module):
 def test_forward_may_differentiate_by_its_input(asks: bool) -> None:
     x = torch.randn(5, 2, requires_grad=not asks)
     assert worst_deviation(Slope(asks=asks), nn.functional.mse_loss, [x], [torch.randn(5, 2)]) < TOLERANCE
+
+
+class Residual(nn.Module):
+    """The residual of a differential equation, by the ways of `torch.func` to derive a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x: Any) -> Any:
+        def value(point: Any) -> Any:
+            return torch.func.functional_call(self.layers, dict(self.layers.named_parameters()), point).sum()
+
+        slope, curvature = (torch.func.vmap(of(value))(x) for of in (torch.func.grad, torch.func.hessian))
+        turned = torch.func.vmap(torch.func.jacfwd(torch.func.jacrev(value)))(x)
+        along = torch.func.jvp(self.layers, (x,), (torch.ones_like(x),))[1]
+        return slope[:, :1] * along + curvature[:, 1, 1:] - turned[:, 0, :1] * self.layers(x)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_forward_may_differentiate_in_either_mode() -> None:
+    assert worst_deviation(Residual(), weighted_sum, [torch.randn(5, 2)], []) < TOLERANCE

@@ -47,6 +47,14 @@ class _Window:
     mode: GatherScatterMode
 
     @property
+    def is_first(self) -> bool:
+        """Whether the first axis alone is looked up in: a broken promise ends in an error there.
+
+        Along others it would reach the next row: XLA reads the nearest element, and writes nothing.
+        """
+        return self.mapped == (0,) and not self.batching
+
+    @property
     def axes(self) -> list[int]:
         """The axes that the window has."""
         return [i for i in range(len(self.shape)) if i not in (*self.squeezed, *self.batching)]
@@ -67,9 +75,10 @@ class _Window:
         """Elements of a row: of the axes spanned in full."""
         return math.prod(self.shape[len(self.shape) - self.whole :])
 
-    def inside(self, g: Graph, indices: Value) -> Value | None:
+    def inside(self, g: Graph, indices: Value, *, writes: bool = False) -> Value | None:
         """Say for each index whether its window lies inside; None where all do, or it does not matter."""
-        if self.mode != GatherScatterMode.FILL_OR_DROP:
+        drops = writes and not self.is_first and self.mode == GatherScatterMode.PROMISE_IN_BOUNDS
+        if not drops and self.mode != GatherScatterMode.FILL_OR_DROP:
             return None
         indices = cast(g, indices, _INT64)
         verdict = None
@@ -89,7 +98,8 @@ class _Window:
     def start(self, g: Graph, indices: Value, position: int) -> Value:
         """Give where the window of each index begins along one of the mapped axes, moved inside."""
         start, axis = _column(g, cast(g, indices, _INT64), position), self.mapped[position]
-        if self.mode == GatherScatterMode.PROMISE_IN_BOUNDS or self._is_inside(start, axis):
+        fails_outside = self.is_first and self.mode == GatherScatterMode.PROMISE_IN_BOUNDS
+        if fails_outside or self._is_inside(start, axis):
             return start
         last = self.shape[axis] - self.sizes[axis]
         return elementwise(g, "Min", elementwise(g, "Max", start, 0), last)
@@ -206,7 +216,7 @@ def _scattered(
         mode=mode,
     )
     outer = [i for i in range(updates.rank) if i not in d.update_window_dims]
-    inside = window.inside(g, indices)
+    inside = window.inside(g, indices, writes=True)
     if inside is not None and reduction == "add":  # nothing is added where nothing is to be written
         aligned = [1 if i in d.update_window_dims else n for i, n in enumerate(updates.shape)]
         updates = elementwise(g, "Where", reshape(g, inside, aligned), updates, 0)

@@ -263,6 +263,46 @@ def _quantized_per_channel(
     return _quantized(x, scale.reshape(shape), zero_point.reshape(shape), low, high)
 
 
+def _learnable(
+    x: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor, axis: int | None, low: int, high: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Give a scale, a zero point, and the whole numbers to which they round, as they are and clamped."""
+    shape = [1] * x.dim()
+    if axis is not None:
+        shape[axis] = -1
+    scale, zero_point = scale.reshape(shape), zero_point.reshape(shape).clamp(low, high)
+    place = (x * scale.reciprocal()).round() + zero_point
+    return scale, zero_point, place, place.clamp(low, high)
+
+
+def _learnable_quantized(
+    x: torch.Tensor, scale: Any, zero_point: Any, low: int, high: int, _: float = 1.0, *,
+    axis: int | None = None,
+) -> torch.Tensor:  # fmt: skip
+    scale, zero_point, _, place = _learnable(x, scale, zero_point.round(), axis, low, high)
+    return (place - zero_point) * scale
+
+
+def _learnable_quantized_backward(
+    gradient: torch.Tensor, x: torch.Tensor, scale: Any, zero_point: Any, low: int, high: int,
+    factor: float = 1.0, *, axis: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    # As torch does it: of a whole tensor not to the nearest where the zero point is negative or halfway.
+    whole = (zero_point + 0.5).trunc() if axis is None else zero_point.round()
+    step, zero, unclamped, place = _learnable(x, scale, whole, axis, low, high)
+    passes = unclamped == place
+    by_step = torch.where(passes, ((place - zero) * step - x) * step.reciprocal(), place - zero)
+    by_zero = torch.where(passes, 0, -step)
+    others = [i for i in range(x.dim()) if i != axis]
+    by_scale, by_zero_point = ((gradient * slope * factor).sum(others) for slope in (by_step, by_zero))
+    return gradient * passes, by_scale.reshape(scale.shape), by_zero_point.reshape(zero_point.shape)
+
+
+def _along(operation: Callable[..., Any], behind: int = 3) -> Callable[..., Any]:
+    """Give an operation that has its axis behind so many tensors."""
+    return lambda *args: operation(*args[:behind], *args[behind + 1 :], axis=args[behind])
+
+
 OPERATIONS: Mapping[Any, Callable[..., Any]] = {
     aten._is_all_true.default: torch.all,
     aten._is_any_true.default: torch.any,
@@ -287,6 +327,12 @@ OPERATIONS: Mapping[Any, Callable[..., Any]] = {
     aten.fake_quantize_per_channel_affine_cachemask.default: _quantized_per_channel,
     aten.fake_quantize_per_tensor_affine_cachemask.default: _quantized_per_tensor,
     aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: _quantized_if_enabled,
+    aten._fake_quantize_learnable_per_channel_affine.default: _along(_learnable_quantized),
+    aten._fake_quantize_learnable_per_channel_affine_backward.default: _along(
+        _learnable_quantized_backward, behind=4
+    ),
+    aten._fake_quantize_learnable_per_tensor_affine.default: _learnable_quantized,
+    aten._fake_quantize_learnable_per_tensor_affine_backward.default: _learnable_quantized_backward,
     aten.exp2.default: partial(torch.pow, 2.0),
     aten.eye.m: _eye,
     aten.hypot.default: _hypot,

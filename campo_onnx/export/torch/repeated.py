@@ -17,6 +17,8 @@ from campo_onnx.errors import UnsupportedModelError, is_foreign
 from campo_onnx.export.torch.origin import current_origin
 from campo_onnx.export.torch.source_location import place_of_error
 
+_META = torch.device("meta")
+
 _Done = tuple[Any, str, str]
 """An operation, its operands as text, and where in the user's code it is called."""
 
@@ -37,6 +39,8 @@ class Recorded(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if kwargs.get("device") == _META:  # where torch itself takes a fake tensor's device for its own
+            kwargs = {**kwargs, "device": torch.device("cpu")}
         operands = tree_map_only(torch.Tensor, self._operand, (args, kwargs))
         result = func(*args, **kwargs)
         for leaf in tree_leaves(result):
