@@ -371,6 +371,7 @@ def test_a_locked_store_is_waited_for_and_then_an_error(
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="it forks, to be another user")
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # of JAX, where another test loaded it
 def test_a_store_that_is_read_only_is_an_error_and_stays(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory() as name:  # pytest's folders are closed to other users
         folder = Path(name)

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import resource
 import subprocess
 import sys
 
@@ -118,14 +117,15 @@ def test_a_full_disk_loses_nothing_and_leaves_no_half_line(tmp_path, monkeypatch
 def test_a_limit_of_the_operating_system_is_met_for_real(tmp_path):
     path = tmp_path / "rows.jsonl"
     program = (
-        "import signal, sys; from pathlib import Path; from campo_onnx.scale.results import Results\n"
+        "import resource, signal, sys; from pathlib import Path\n"
+        "from campo_onnx.scale.results import Results\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "results = Results(Path(sys.argv[1]))\n"
         "for i in range(100): results.add(str(i), 'x' * 50)\n"
     )
     done = subprocess.run(
         [sys.executable, "-B", "-c", program, str(path)],  # byte code would be cut off as well
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
         capture_output=True,
         text=True,
         check=False,
