@@ -214,16 +214,26 @@ CASES = [("optimal", step) for step in STEPS] + [
 def test_loss_and_gradients_of_weights_are_those_of_fp32(
     step: Callable[[], Any], low: Precision, strategy: str
 ) -> None:
+    _check(step, low, strategy, scaled=True)
+
+
+@pytest.mark.parametrize("step", [_close_by_einsum, _close_by_bmm, _similar_by_norms])
+def test_bf16_needs_no_loss_scale(step: Callable[[], Any]) -> None:
+    _check(step, Precision.BF16, "optimal", scaled=False)
+
+
+def _check(step: Callable[[], Any], low: Precision, strategy: str, *, scaled: bool) -> None:
     torch.manual_seed(0)
     module, loss, inputs, targets = step()
-    model = export_training_step(module, loss, inputs, targets)
+    model = export_training_step(module, loss, inputs, targets, loss_scale=scaled)
     free = replace(target("v100" if low is Precision.FP16 else "h100"), launch_us=1e-6, host_us=1e-6)
     lists = oplists("campo")
     options = Options(
         target=free, lists=lists, low=low, strategy=strategy, margin_us=1e12, min_gain=0.0, pads=False
     )
     optimized = optimize_model(model, options)
-    feeds: Arrays = feeds_of(model, module, [*inputs, *targets], loss_scale=np.float32(1024))
+    scale = {"loss_scale": np.float32(1024)} if scaled else {}
+    feeds: Arrays = feeds_of(model, module, [*inputs, *targets], **scale)
     expected, actual = run(model, feeds), run(emulate(optimized.model), feeds)
     assert optimized.plan.low_nodes
     for name in ("loss", *(f"grad.{n}" for n, p in module.named_parameters() if p.ndim > 1)):

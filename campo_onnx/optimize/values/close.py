@@ -69,6 +69,8 @@ def close_differences(values: GraphValues, sums: Accumulated) -> Mapping[str, Ne
             need = _of_sums(node, values, sums)
         if need is not None:
             differences[node.name] = dict.fromkeys(range(len(node.inputs)), need)
+    for node in search.gradients.opposed():
+        differences[node.name] = dict.fromkeys(range(len(node.inputs)), EXACT)
     return differences
 
 
@@ -86,7 +88,7 @@ class _Close:
         self._of_terms: dict[str, frozenset[int]] = {}
         self._signs = Signs(values)
         self._functions = Functions(values, self._signs)
-        self._gradients = OpposedGradients(values)
+        self.gradients = OpposedGradients(values)
 
     def need(self, node: OpNode) -> Need | None:
         """Accuracy that a node asks of all its inputs."""
@@ -98,9 +100,7 @@ class _Close:
         is_variance = meets and self._functions.are_sums(varying)  # in a backward pass, too: computed again
         need = EXACT if cancels or is_variance or self._is_of_data(node, varying) else None
         if node.name in self._forward:
-            self._gradients.add_forward(node)
-        elif node.name not in values.scaling.unscaled and self._gradients.cancels(node):
-            need = EXACT
+            self.gradients.add_forward(node)
         if node.name in self._forward and varying:
             absorbs = self._forms.absorbs(node, 2.0 ** -(self._values.low.fraction_bits + 1))
             is_far = self._tells_apart_far_from_zero(node, varying)
@@ -109,13 +109,13 @@ class _Close:
             are_bent = meets and len(varying) > 1 and self._functions.are_bent(varying)
             if is_variance or are_bent or (is_of_statistics and view.tensors[node.outputs[0]].elements != 1):
                 # One number of statistics of several values may be a loss, a sum of others.
-                self._gradients.add_difference(node)
+                self.gradients.add_difference(node)
             looks_for_overflow = node.op in _LOOK_FOR_OVERFLOW and values.is_narrow
             if absorbs or meets or is_far or is_close or looks_for_overflow:
                 need = Need(is_place=True) if meets and self._functions.is_remainder(node) else EXACT
             is_steep = node.op in _STEEP_AT_ONE and self._statistics.issuperset(varying)
             if is_steep or self._functions.is_cosine(node):
-                self._gradients.add_difference(node)
+                self.gradients.add_difference(node)
             if self._is_statistic(node, varying):
                 self._statistics.update(t for t in node.outputs if t)
                 self._of_terms[node.outputs[0]] = self._signs_of(node, varying)

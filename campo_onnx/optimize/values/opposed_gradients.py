@@ -1,5 +1,6 @@
 """Gradients that cancel, since the difference of what they are of is far smaller than its terms."""
 
+from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
 from onnx import TensorProto
@@ -67,8 +68,13 @@ class OpposedGradients:
         if is_elementwise or node.op in _LINEAR | _NORMS or self._is_sum(node):
             self._add_sources(node, [t for t in node.inputs if t])
 
-    def cancels(self, node: OpNode) -> bool:
-        """Follow a node of the backward pass; say whether multiples of a gradient meet that may cancel."""
+    def opposed(self) -> Iterator[OpNode]:
+        """Nodes of the backward pass in which multiples of a gradient meet that may cancel."""
+        others = self._values.scaling.forward | self._values.scaling.unscaled
+        if self._values.scaling.forward and self._differences:
+            yield from (n for n in self._view.nodes if n.name not in others and self._cancels(n))
+
+    def _cancels(self, node: OpNode) -> bool:
         parts = [self._part(node, i, t) for i, t in enumerate(node.inputs) if self._is_number(t)]
         is_followed = node.op in _LINEAR | CONTRACTIONS or self._is_sum(node)
         union = _NONE.union(*parts) if is_followed else _NONE
@@ -78,7 +84,7 @@ class OpposedGradients:
         if opposed:  # what they leave is a gradient of its own
             rest |= {_Multiple(node.outputs[0], 1, frozenset())}
         self._multiples.update((t, rest) for t in node.outputs if t and rest)
-        if not union:
+        if not any(one.gradient for one in union):
             self.add_forward(node)  # a function of the forward pass alone, perhaps
         return bool(opposed)
 
@@ -89,15 +95,27 @@ class OpposedGradients:
         signs = {_turns(self._view.node[use.node], use.position) for use in uses}
         if len(signs) > 1 and self._is_gradient(tensor):
             multiples.add(_Multiple(tensor, 1, frozenset()))
+        # Without a loss scale the first gradient is a number, which has been folded into something.
+        if self._values.scaling.scale is None and not multiples and self._is_function(tensor):
+            multiples.add(_Multiple("", 1, self._of(tensor)))
         factors = _FACTORS.get(node.op, (0, 1) if node.op in SCALES | CONTRACTIONS else ())
         others = [self._of(node.inputs[i]) for i in factors if position in factors and i != position]
-        sign = -1 if _turns(node, position) else 1
+        is_turned = _turns(node, position) != self._is_reversed(node, position)
+        sign = -1 if is_turned else 1
         return frozenset(_Multiple(one.gradient, one.sign * sign, one.of.union(*others)) for one in multiples)
 
-    def _is_gradient(self, tensor: str) -> bool:
-        """Whether a tensor is no constant and no function of the forward pass alone."""
+    def _is_reversed(self, node: OpNode, position: int) -> bool:
+        """Whether a node multiplies one of its inputs by a negative constant."""
+        others = [t for i, t in enumerate(node.inputs) if i != position] if node.op in SCALES else []
+        return any(self._values.is_constant(t) and self._values.range(t).highest < 0.0 for t in others)
+
+    def _is_function(self, tensor: str) -> bool:
+        """Whether a tensor is computed of the forward pass alone."""
         sources = self._of(tensor)
-        return bool(sources) and not all(map(self._is_of_forward, sources))
+        return bool(sources) and all(map(self._is_of_forward, sources))
+
+    def _is_gradient(self, tensor: str) -> bool:
+        return not self._values.is_constant(tensor) and not self._is_function(tensor)
 
     def _is_of_forward(self, tensor: str) -> bool:
         producer, scaling = self._view.producer.get(tensor), self._values.scaling
