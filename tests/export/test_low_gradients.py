@@ -57,14 +57,14 @@ class _Attentive(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.shares = nn.Conv1d(40, 64, 5, padding=2), nn.Conv1d(64, 1, 1)
-        self.last = nn.Linear(128, 10)
+        self.conv, self.attention = nn.Conv1d(40, 64, 5, padding=2), nn.Conv1d(64, 1, 1)
+        self.out = nn.Linear(128, 10)
 
     def forward(self, x: Any) -> Any:
-        h = F.relu(self.first(x)) + 3
-        shares = self.shares(h).softmax(-1)
+        h = F.relu(self.conv(x)) + 3
+        shares = self.attention(h).softmax(-1)
         mean, square = (torch.einsum("bot,bct->bc", shares, value) for value in (h, h * h))
-        return self.last(torch.cat([mean, (square - mean * mean).clamp(min=1e-5).sqrt()], 1))
+        return self.out(torch.cat([mean, (square - mean * mean).clamp(min=1e-5).sqrt()], 1))
 
 
 class _Framed(nn.Module):
@@ -217,7 +217,7 @@ def test_loss_and_gradients_of_weights_are_those_of_fp32(
     _check(step, low, strategy, scaled=True)
 
 
-@pytest.mark.parametrize("step", [_close_by_einsum, _close_by_bmm, _similar_by_norms])
+@pytest.mark.parametrize("step", [_close_by_einsum, _close_by_bmm, _similar_by_norms, _pooled_by_attention])
 def test_bf16_needs_no_loss_scale(step: Callable[[], Any]) -> None:
     _check(step, Precision.BF16, "optimal", scaled=False)
 

@@ -57,6 +57,7 @@ class OpposedGradients:
         self._sources: dict[str, _Sources] = {}
         self._multiples: dict[str, _Multiples] = {}
         self._differences: set[_Sources] = set()
+        self._positions = {t: i for i, node in enumerate(values.view.nodes) for t in node.outputs}
 
     def add_difference(self, node: OpNode) -> None:
         """Take in a node of the forward pass that computes such a difference."""
@@ -80,7 +81,7 @@ class OpposedGradients:
         union = _NONE.union(*parts) if is_followed else _NONE
         met = union if node.op in _MERGES else _NONE
         opposed = {a for a in met for b in met if self._are_opposed(a, b)}
-        rest = frozenset(sorted(union - opposed, key=_order)[:_MOST_SOURCES])
+        rest = frozenset(sorted(union - opposed, key=self._order)[:_MOST_SOURCES])
         if opposed:  # what they leave is a gradient of its own
             rest |= {_Multiple(node.outputs[0], 1, frozenset())}
         self._multiples.update((t, rest) for t in node.outputs if t and rest)
@@ -103,6 +104,10 @@ class OpposedGradients:
         is_turned = _turns(node, position) != self._is_reversed(node, position)
         sign = -1 if is_turned else 1
         return frozenset(_Multiple(one.gradient, one.sign * sign, one.of.union(*others)) for one in multiples)
+
+    def _order(self, one: _Multiple) -> tuple[int, int, list[str]]:
+        """The last gradients first: whatever they are called, these meet next."""
+        return -self._positions.get(one.gradient, -1), one.sign, sorted(one.of)
 
     def _is_reversed(self, node: OpNode, position: int) -> bool:
         """Whether a node multiplies one of its inputs by a negative constant."""
@@ -141,10 +146,6 @@ class OpposedGradients:
 
     def _is_sum(self, node: OpNode) -> bool:
         return summed_input(node, self._view) is not None or adds_products(node, self._values)
-
-
-def _order(one: _Multiple) -> tuple[str, int, list[str]]:
-    return one.gradient, one.sign, sorted(one.of)
 
 
 def _turns(node: OpNode, position: int) -> bool:
