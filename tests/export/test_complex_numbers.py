@@ -56,6 +56,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "operator": (filtered, (2, 8, 8, 3)),
     "state space": (state_space, (3, 8)),
     "arithmetic": (divided, (3, 4)),
+    "padded": (lambda x: torch.fft.irfft(torch.nn.functional.pad(torch.fft.rfft(x)[:, :3], (0, 2))), (3, 8)),
     "fft2, real": (lambda x: torch.fft.fft2(x).real, (2, 3, 5)),
     "fftn": (lambda x: torch.view_as_real(torch.fft.fftn(x, norm="ortho")), (2, 3, 4)),
     "magnitudes": (lambda x: torch.fft.rfft(x).abs(), (2, 7)),

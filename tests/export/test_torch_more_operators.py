@@ -1,5 +1,6 @@
 """Operations that fewer models use, against torch eager: the loss and every gradient."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from against_torch import (
     feeds_of,
     replayed,
     run,
+    session,
     weighted_sum,
     with_masks,
     worst,
@@ -27,6 +29,7 @@ from campo_onnx.export.torch import export_training_step
 
 SCALES, ZEROS = torch.tensor([0.05, 0.1, 0.3]), torch.tensor([-5, 0, 9], dtype=torch.int32)
 PLACES = torch.tensor([[0, 2, 1], [1, 1, 1], [2, 0, 0], [0, 0, 1]])
+POWERS = 2.0 ** torch.arange(-10, 10).reshape(4, 5)
 UNPOOLED = 8 * torch.arange(6).reshape(1, 2, 3) + torch.zeros(2, 3, 1, 1, 1, dtype=torch.int64)
 GRID = torch.rand(2, 3, 4, 2, generator=torch.Generator().manual_seed(0)) * 2.4 - 1.2
 
@@ -151,6 +154,10 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "histc": (lambda x: x[:3] * torch.histc(x, 5, -1, 1), (4, 5)),
     "hardtanh": (lambda x: F.relu6(x * 5) + F.hardtanh(x, -0.3, 0.4), (4, 9)),
     "hard_activations": (lambda x: F.hardswish(x * 3) + F.hardsigmoid(x * 4), (4, 9)),
+    "logarithms": (lambda x: x.abs().log2() + (x**2).log10() + torch.floor(POWERS.log2()) * x, (4, 5)),
+    "max_of_numbers": (
+        lambda x: torch.fmax(x, x.flip(0) * 2) - torch.fmin(x.exp(), torch.tensor([1, math.nan] * 2)), (5, 4)
+    ),
     "logcumsumexp": (lambda x: torch.logcumsumexp(x * 60, 1) + x.logcumsumexp(dim=0), (5, 13)),
     "index_reduce": (index_reduced, (3, 4)),
     "max_pool_3d": (lambda x: F.max_pool3d(x, 3, 2, 1), (2, 3, 6, 5, 4)),
@@ -190,6 +197,17 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
 def test_functions(function: Callable[..., Any], shape: tuple[int, ...]) -> None:
     module = Function(function, *shape)
     assert worst_deviation(module, weighted_sum, [torch.randn(shape)], []) < TOLERANCE
+
+
+def test_an_order_is_drawn_anew_in_each_step() -> None:
+    module = Function(lambda x: x[torch.randperm(12)], 12)
+    step = export_training_step(module, lambda y: (y.sum(), {"drawn": y}), torch.ones(12), loss_scale=False)
+    feeds = feeds_of(step, module, [torch.arange(12.0)])
+    feeds["param.weight"][:] = 1
+    opened = session(step)
+    orders = [opened.run(["output.drawn"], feeds)[0] for _ in range(3)]
+    assert all(sorted(order) == list(range(12)) for order in orders)
+    assert len({tuple(order) for order in orders}) > 1
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")

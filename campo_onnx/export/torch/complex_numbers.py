@@ -4,7 +4,7 @@ Autograd has been there before, so that gradients are among the operations that 
 """
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 from typing import Any, TypeAlias
 
@@ -111,6 +111,10 @@ def _polar(size: torch.Tensor, angle: torch.Tensor) -> Complex:
     return Complex(size * angle.cos(), size * angle.sin())
 
 
+def _padded(z: Complex, widths: Sequence[int], value: Any = 0) -> Any:
+    return NotImplemented if value else z.map(lambda part: torch.constant_pad_nd(part, widths))
+
+
 def _power(z: Complex, exponent: Any) -> Any:
     if exponent not in (1, 2, 3, 4):
         return NotImplemented
@@ -140,6 +144,7 @@ RULES: Mapping[str, Callable[..., Any]] = {
     "baddbmm": partial(_added, torch.bmm),
     "bmm": partial(_product, multiply=torch.bmm),
     "complex": Complex,
+    "constant_pad_nd": _padded,
     "div": _quotient,
     "eq": _equal,
     "exp": lambda z: _polar(z.real.exp(), z.imaginary),

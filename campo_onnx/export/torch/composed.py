@@ -87,6 +87,15 @@ def _polygamma(n: int, x: torch.Tensor) -> torch.Tensor:
     return _reflected(x, right, left) if n == 1 else NotImplemented
 
 
+def _logarithm(base: float, x: torch.Tensor) -> torch.Tensor:
+    """Compute in double: of a power of the base it is whole, and may be rounded down."""
+    return (x.double().log() / math.log(base)).to(x.dtype)
+
+
+def _without_nan(choose: Callable[..., torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.where(x.isnan(), y, torch.where(y.isnan(), x, choose(x, y)))
+
+
 def _logcumsumexp(x: torch.Tensor, dim: int) -> torch.Tensor:
     if x.dim() == 0:
         return x.clone()
@@ -338,6 +347,10 @@ OPERATIONS: Mapping[Any, Callable[..., Any]] = {
     aten.hypot.default: _hypot,
     aten.kthvalue.default: _kthvalue,
     aten.lgamma.default: _lgamma,
+    aten.fmax.default: partial(_without_nan, torch.maximum),
+    aten.fmin.default: partial(_without_nan, torch.minimum),
+    aten.log10.default: partial(_logarithm, 10),
+    aten.log2.default: partial(_logarithm, 2),
     aten.logcumsumexp.default: _logcumsumexp,
     aten.masked_scatter.default: _masked_scatter,
     aten.masked_scatter_backward.default: _masked_scatter_backward,

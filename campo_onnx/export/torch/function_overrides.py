@@ -59,6 +59,7 @@ _REWRITTEN: Mapping[Any, Callable[..., Any]] = {
     **small_matrices.FUNCTIONS,
     F.ctc_loss: ctc_loss,
     F.one_hot: _one_hot,
+    torch.randperm: lambda n, **_: torch.rand(n).argsort(),
     torch.tensor: _tensor,
     torch.multinomial: multinomial,
     torch.Tensor.multinomial: multinomial,
