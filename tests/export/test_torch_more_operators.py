@@ -154,6 +154,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "histc": (lambda x: x[:3] * torch.histc(x, 5, -1, 1), (4, 5)),
     "hardtanh": (lambda x: F.relu6(x * 5) + F.hardtanh(x, -0.3, 0.4), (4, 9)),
     "hard_activations": (lambda x: F.hardswish(x * 3) + F.hardsigmoid(x * 4), (4, 9)),
+    "covariances": (lambda x: torch.cov(x, correction=0) + x.cov() + torch.corrcoef(x) + x[0].cov(), (4, 9)),
     "logarithms": (lambda x: x.abs().log2() + (x**2).log10() + torch.floor(POWERS.log2()) * x, (4, 5)),
     "max_of_numbers": (
         lambda x: torch.fmax(x, x.flip(0) * 2) - torch.fmin(x.exp(), torch.tensor([1, math.nan] * 2)), (5, 4)

@@ -296,7 +296,28 @@ def _list(x: torch.Tensor) -> Any:
     return [_list(part) for part in x.unbind()] if x.dim() else x.item()
 
 
+def _cov(x: torch.Tensor, *, correction: int = 1, **weights: torch.Tensor | None) -> torch.Tensor:
+    """Covariances of rows; torch's own looks at its weights to decide what to do."""
+    if any(weight is not None for weight in weights.values()):
+        return torch.cov(x, correction=correction, **weights)
+    rows = x.reshape(1, -1) if x.dim() < 2 else x
+    centered = rows - rows.mean(1, keepdim=True)
+    return (centered @ centered.mT / max(rows.shape[1] - correction, 0)).squeeze()
+
+
+def _corrcoef(x: torch.Tensor) -> torch.Tensor:
+    covariances = _cov(x)
+    if not covariances.dim():
+        return covariances / covariances
+    deviations = covariances.diagonal().sqrt()
+    return (covariances / deviations.unsqueeze(1) / deviations).clamp(-1.0, 1.0)
+
+
 FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
+    torch.cov: _cov,
+    torch.Tensor.cov: _cov,
+    torch.corrcoef: _corrcoef,
+    torch.Tensor.corrcoef: _corrcoef,
     torch.Tensor.tolist: _list,
     F.adaptive_avg_pool1d: partial(_adaptive_avg_pool, 1, aten.adaptive_avg_pool1d),
     F.adaptive_avg_pool2d: partial(_adaptive_avg_pool, 2, aten._adaptive_avg_pool2d),
