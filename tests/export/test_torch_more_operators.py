@@ -82,6 +82,30 @@ def resampled(mode: str, rank: int, **options: Any) -> tuple[Callable[[Any], Any
     return lambda x: F.interpolate(x, mode=mode, **options), SHAPES[rank]
 
 
+FIRST = torch.tensor(0)
+ALONG_A_SCALAR: tuple[Callable[[Any], Any], ...] = (
+    *(
+        lambda s: s.sum(0),
+        lambda s: s.mean(-1),
+        lambda s: s.prod(0),
+        lambda s: s.amax(0),
+        lambda s: s.amin(-1),
+    ),
+    *(lambda s: s.max(0).values, lambda s: s.min(0).values, lambda s: s * s.argmax(0), lambda s: s.flip(0)),
+    *(lambda s: s * s.softmax(0), lambda s: s + s.log_softmax(-1), lambda s: s.logsumexp(0)),
+    *(
+        lambda s: s.cumsum(0),
+        lambda s: s.cumprod(0),
+        lambda s: s.sort(0).values,
+        lambda s: s.topk(1, 0).values,
+    ),
+    *(lambda s: s.kthvalue(1, 0).values, lambda s: s.median(0).values, lambda s: s.gather(0, FIRST)),
+    *(lambda s: s.index_select(0, FIRST[None]), lambda s: s.scatter(0, FIRST, 2.0) + s),
+    *(lambda s: s + s.scatter(0, FIRST, s * 3), lambda s: s.index_add(0, FIRST, s * 2)),
+    *(lambda s: s + s.var(0, correction=0), lambda s: s * (s > 0).any(0)),
+)
+"""Functions along a dimension of a tensor that has none."""
+
 FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "nearest_1d": resampled("nearest", 1, size=11),
     "nearest_3d": resampled("nearest", 3, scale_factor=(2, 0.5, 1.7)),
@@ -154,6 +178,12 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "histc": (lambda x: x[:3] * torch.histc(x, 5, -1, 1), (4, 5)),
     "hardtanh": (lambda x: F.relu6(x * 5) + F.hardtanh(x, -0.3, 0.4), (4, 9)),
     "hard_activations": (lambda x: F.hardswish(x * 3) + F.hardsigmoid(x * 4), (4, 9)),
+    "added_products": (
+        lambda x: torch.addmv(x[0], x, x[1], beta=3, alpha=0.5) * torch.addbmm(x, x[None], x[None]), (4, 4)
+    ),
+    "along_a_scalar": (
+        lambda x: torch.stack([f(x.mean() + i) for i, f in enumerate(ALONG_A_SCALAR)]), (4, 5)
+    ),
     "covariances": (lambda x: torch.cov(x, correction=0) + x.cov() + torch.corrcoef(x) + x[0].cov(), (4, 9)),
     "logarithms": (lambda x: x.abs().log2() + (x**2).log10() + torch.floor(POWERS.log2()) * x, (4, 5)),
     "max_of_numbers": (

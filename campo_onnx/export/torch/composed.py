@@ -344,6 +344,8 @@ OPERATIONS: Mapping[Any, Callable[..., Any]] = {
     aten._fake_quantize_learnable_per_tensor_affine_backward.default: _learnable_quantized_backward,
     aten.exp2.default: partial(torch.pow, 2.0),
     aten.eye.m: _eye,
+    aten.addbmm.default: lambda x, a, b, *, beta=1, alpha=1: beta * x + alpha * (a @ b).sum(0),
+    aten.addmv.default: lambda x, matrix, vector, *, beta=1, alpha=1: beta * x + alpha * (matrix @ vector),
     aten.hypot.default: _hypot,
     aten.kthvalue.default: _kthvalue,
     aten.lgamma.default: _lgamma,

@@ -31,6 +31,7 @@ from campo_onnx.export.torch.function_overrides import DATA_DEPENDENT
 from campo_onnx.export.torch.module_guard import Dice, Snapshot
 from campo_onnx.export.torch.origin import current_origin
 from campo_onnx.export.torch.repeated import Recorded, difference, refuse_another_run
+from campo_onnx.export.torch.scalars import as_rows
 from campo_onnx.export.torch.source_location import place_of_change, place_of_error, place_of_frame
 from campo_onnx.export.torch.step import Step
 
@@ -263,7 +264,7 @@ def _flattened(
 ) -> torch.fx.GraphModule:
     """Replace mutation by new values, and compound operations by those of the Core ATen set."""
     rules = {**core_aten_decompositions(), **OPERATIONS}
-    table = {op: rule for op, rule in rules.items() if op not in translated}
+    table = as_rows({op: rule for op, rule in rules.items() if op not in translated})
 
     def replay(*tensors: torch.Tensor) -> Any:
         with mode:

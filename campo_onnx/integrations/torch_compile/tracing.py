@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from campo_onnx.export.torch.decompositions import FUNCTIONS, OPERATIONS
+from campo_onnx.export.torch.scalars import as_rows
 from campo_onnx.export.torch.translate import TRANSLATIONS
 
 OPSET = 20
@@ -26,11 +27,12 @@ def decompositions() -> Mapping[Any, Any]:
     The parts of fused attention are not: they give its result without what its gradient reads, and gradients
     would be wrong by any factor, without an error.
     """
-    return {
+    table = {
         operation: rule
         for operation, rule in {**core_aten_decompositions(), **OPERATIONS}.items()
         if operation not in TRANSLATIONS and not any(name in str(operation) for name in _NO_GRADIENT)
     }
+    return as_rows(table)
 
 
 class _TakenApart(TorchFunctionMode):
