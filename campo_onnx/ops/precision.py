@@ -17,8 +17,8 @@ class Precision:
     """A floating-point format, with what ONNX calls it and what it can hold.
 
     ``Precision("fp16")`` looks a format up by its name, and is the constant :attr:`FP16`: there is
-    one object for a format, so that ``is`` compares formats. It cannot be changed. It is no dataclass, which
-    msgspec would write to files field by field.
+    one object for a format, so that ``is`` compares formats. It cannot be changed. It is not a
+    dataclass, since msgspec would write that to files field by field.
     """
 
     __slots__ = _NAMES

@@ -201,7 +201,7 @@ def print_json(text: str) -> None:
 
 
 def print_note(text: str) -> None:
-    """Print a note to the user; nothing where there is no text."""
+    """Print a note to the user, if there is one."""
     if text and not _output.quiet:
         stderr().print(escape(text), style="dim")
 

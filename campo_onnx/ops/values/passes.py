@@ -185,9 +185,9 @@ def contracted(signature: Signature, inputs: Ranges, result: ValueRange, need: N
 
 
 def absolute(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
-    """An absolute error of the argument is a relative one of its exponential.
+    """An absolute error of the argument of an exponential is a relative error of the result.
 
-    Where the slope is about 1 at most, it is no larger in the result.
+    Where a function has a slope of at most about 1, the absolute error does not grow.
     """
     return {0: replace(need, relative=0.0, absolute=max(need.absolute, need.relative))}
 
