@@ -93,12 +93,12 @@ def write_step(name: str, folder: Path) -> None:
 def errors_of(name: str, folder: Path, feeds: Mapping[str, Any]) -> Facts:
     """Compare loss and every gradient, of the first batch and without dropout, with torch in FP64."""
     from benchmarks.measured.networks import case_of
+    from campo_onnx.integrations.trial.gradients import gradient_error
+    from campo_onnx.integrations.trial.torch_steps import TorchStep
     from campo_onnx.ir.importer import import_model
     from campo_onnx.lowering.place import Place
     from campo_onnx.lowering.sequence import as_it_runs
     from campo_onnx.runtime.registry import load, machine
-    from campo_onnx.trial.gradients import gradient_error
-    from campo_onnx.trial.torch_steps import TorchStep
 
     module, loss, inputs, targets = case_of(name)
     wide = tuple(tuple(v.double() if v.is_floating_point() else v for v in of) for of in (inputs, targets))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from campo_onnx.errors import CampoError
+    from campo_onnx.integrations.trial.trial import try_step
     from campo_onnx.ir.exporter import export_model
     from campo_onnx.ops.precision import Precision
     from campo_onnx.optimize.lists.list_file import resolve as oplists
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from campo_onnx.planning.pipeline import Optimized
     from campo_onnx.planning.pipeline import optimize as optimize_model
     from campo_onnx.targets.target import Target, target
-    from campo_onnx.trial.trial import try_step
 
     __version__: str
 
@@ -49,7 +49,7 @@ _HOME = {
     "oplists": "campo_onnx.optimize.lists.list_file:resolve",
     "optimize_model": "campo_onnx.planning.pipeline:optimize",
     "target": "campo_onnx.targets.target:target",
-    "try_step": "campo_onnx.trial.trial:try_step",
+    "try_step": "campo_onnx.integrations.trial.trial:try_step",
 }
 
 __all__ = [

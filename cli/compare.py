@@ -115,8 +115,8 @@ def compare(
 
     Example: `campo-onnx compare bert.onnx --device v100`
     """
-    from campo_onnx.document_format import to_report
     from campo_onnx.files import write_text
+    from campo_onnx.files.document_format import to_report
     from campo_onnx.ir.exporter import check_not_read
     from campo_onnx.ir.importer import check_model
     from campo_onnx.optimize.lists.list_file import resolve

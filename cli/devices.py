@@ -35,9 +35,9 @@ def devices(
     Example: `campo-onnx devices h200`
     """
     from campo_onnx.calibrate.knowledge import known_devices
-    from campo_onnx.document_format import to_report
     from campo_onnx.errors import ProfileError
     from campo_onnx.files import check_file
+    from campo_onnx.files.document_format import to_report
     from campo_onnx.hardware.datasheet import device
     from campo_onnx.measure.store import Store, default_path
     from campo_onnx.targets.here import this_machine

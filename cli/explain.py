@@ -63,8 +63,8 @@ def explain(
     Examples: `campo-onnx explain plan.json node_mm_12`, and every decision with
     `campo-onnx explain plan.json --top 0 --format csv`.
     """
-    from campo_onnx.codec import to_plain
     from campo_onnx.files import read_bytes, write_text
+    from campo_onnx.files.codec import to_plain
     from campo_onnx.optimize.plan.explanation import explained
     from campo_onnx.optimize.plan.plan import Plan
     from campo_onnx.report.page import check_report
@@ -113,8 +113,8 @@ def explain(
 
 def _explain_rules(plan: "Plan", title: str, node: str | None, *, json: bool, form: TableFormat) -> None:
     """Print what each rule costs."""
-    from campo_onnx.codec import to_plain
-    from campo_onnx.document_format import to_report
+    from campo_onnx.files.codec import to_plain
+    from campo_onnx.files.document_format import to_report
 
     if node is not None:
         raise UsageError("--rules is about the whole plan", remedy="Leave the node out, or --rules.")
@@ -135,8 +135,8 @@ def _explain_rules(plan: "Plan", title: str, node: str | None, *, json: bool, fo
 
 
 def _print_json(decisions: "Sequence[Decision]", parts: "Mapping[str, Any]" = MappingProxyType({})) -> None:
-    from campo_onnx.codec import to_plain
-    from campo_onnx.document_format import to_report
+    from campo_onnx.files.codec import to_plain
+    from campo_onnx.files.document_format import to_report
 
     rows = [{**to_plain(decision), "reason": decision.reason} for decision in decisions]
     print_json(to_report("campo-onnx explanation", 1, {"decisions": rows, **parts}))

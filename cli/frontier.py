@@ -101,9 +101,9 @@ def frontier(
 
     Example: `campo-onnx frontier step.onnx --device v100 --inputs batch.npz`
     """
-    from campo_onnx.document_format import to_report
     from campo_onnx.emulation.frontier import measured_frontier
     from campo_onnx.files import write_text
+    from campo_onnx.files.document_format import to_report
     from campo_onnx.ir.exporter import check_not_read
     from campo_onnx.ir.importer import check_model, import_model
     from campo_onnx.optimize.lists.list_file import resolve

@@ -64,9 +64,9 @@ def try_step(
 
     Example: `campo-onnx try train.py:make`
     """
+    from campo_onnx.integrations.trial.script import split_target, step_from
     from campo_onnx.report.page import check_report
     from campo_onnx.runtime.registry import runtime_called
-    from campo_onnx.trial.script import split_target, step_from
 
     printing.apply()
     script, function = split_target(target)
@@ -75,7 +75,7 @@ def try_step(
     check_outputs({"--output": output, "--report": report}, {"SCRIPT": script}, force=force)
     with progressing(f"running {script.name}") as advance:
         user = step_from(script, function)
-        from campo_onnx.trial.trial import try_step as run_trial
+        from campo_onnx.integrations.trial.trial import try_step as run_trial
 
         phase = ""
 
@@ -99,7 +99,7 @@ def try_step(
         )
     if output is not None or report is not None:
         from campo_onnx.files import write_text
-        from campo_onnx.trial.page import trial_page
+        from campo_onnx.integrations.trial.page import trial_page
 
         if output is not None:
             write_text(trial.to_json(), output)

@@ -11,9 +11,9 @@ from typing import Self
 
 import pytest
 
-from campo_onnx.codec import DecodeError, from_json, from_plain, from_toml, to_json, to_plain
-from campo_onnx.document_format import Format
 from campo_onnx.errors import ProfileError, UsageError
+from campo_onnx.files.codec import DecodeError, from_json, from_plain, from_toml, to_json, to_plain
+from campo_onnx.files.document_format import Format
 
 
 class Colour(Enum):

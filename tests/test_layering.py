@@ -18,8 +18,6 @@ ROOMS = (
     "campo_onnx.version",
     "campo_onnx.wording",
     "campo_onnx.files",
-    "campo_onnx.codec",
-    "campo_onnx.document_format",
     "campo_onnx.scale",
     "campo_onnx.ops",
     "campo_onnx.ir",
@@ -31,7 +29,6 @@ ROOMS = (
     "campo_onnx.costs",
     "campo_onnx.optimize",
     "campo_onnx.builder",
-    "campo_onnx.sizes",
     "campo_onnx.lowering",
     "campo_onnx.planning",
     "campo_onnx.step",
@@ -39,10 +36,9 @@ ROOMS = (
     "campo_onnx.emulation",
     "campo_onnx.training",
     "campo_onnx.bench",
-    "campo_onnx.integrations",
     "campo_onnx.checking",
     "campo_onnx.report",
-    "campo_onnx.trial",
+    "campo_onnx.integrations",
     "cli",
 )
 
@@ -61,7 +57,6 @@ HOMES = {
         "campo_onnx.export.torch",
         "campo_onnx.integrations",
         "campo_onnx.runtime.onnxruntime.kineto",
-        "campo_onnx.trial",
     ),
     "jax": ("campo_onnx.export.jax",),
 }

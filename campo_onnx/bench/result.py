@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from campo_onnx.codec import Document
-from campo_onnx.document_format import Format
+from campo_onnx.files.codec import Document
+from campo_onnx.files.document_format import Format
 from campo_onnx.runtime.machine import Machine
 
 
@@ -99,4 +99,4 @@ FORMAT = Format(
     older={1: _runs_named, 2: dict},
     remedy="Write one with: campo-onnx bench STEP.onnx MIXED.onnx -o FILE",
 )
-"""Results as files; :meth:`~campo_onnx.document_format.Format.load` reads them."""
+"""Results as files; :meth:`~campo_onnx.files.document_format.Format.load` reads them."""

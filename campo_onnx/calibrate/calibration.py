@@ -9,9 +9,9 @@ from types import MappingProxyType
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.calibrate.in_step import InStep
 from campo_onnx.calibrate.op_model import TIME, OpModel, TimeModel
-from campo_onnx.codec import Document
-from campo_onnx.document_format import Format
 from campo_onnx.errors import ProfileError
+from campo_onnx.files.codec import Document
+from campo_onnx.files.document_format import Format
 from campo_onnx.hardware.hardware import Hardware
 from campo_onnx.measure.events import EVENTS, STATIC_EVENTS
 from campo_onnx.measure.store import Execution

@@ -11,8 +11,8 @@ from typing import Any
 
 from campo_onnx.calibrate.run import Workload, has_kernel
 from campo_onnx.calibrate.samples import cast_samples, samples_of
-from campo_onnx.codec import from_plain, to_plain
 from campo_onnx.errors import DeviceMismatchError, DeviceUnavailableError, UnsupportedModelError
+from campo_onnx.files.codec import from_plain, to_plain
 from campo_onnx.measure.node_timer import VIEW_NODE, NodeTimer, timed_as
 from campo_onnx.measure.store import Execution, Store, TimingKey
 from campo_onnx.ops.facts import ports_of

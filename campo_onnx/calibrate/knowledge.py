@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from campo_onnx.calibrate.catalog import CatalogEntry, found_calibrations
-from campo_onnx.codec import to_plain
 from campo_onnx.errors import CampoError
+from campo_onnx.files.codec import to_plain
 from campo_onnx.hardware.datasheet import devices, matching
 from campo_onnx.hardware.hardware import Hardware
 from campo_onnx.measure.store import Store

@@ -13,8 +13,8 @@ from campo_onnx import errors
 from campo_onnx.checking.check import check
 from campo_onnx.checking.policy import Pair, Policy
 from campo_onnx.checking.verdict import Verdicts
-from campo_onnx.codec import DecodeError, fingerprint, from_plain, to_plain
 from campo_onnx.errors import CampoError, InternalError, UsageError
+from campo_onnx.files.codec import DecodeError, fingerprint, from_plain, to_plain
 from campo_onnx.ir.importer import data_files_of
 from campo_onnx.scale.local import LocalPool
 from campo_onnx.scale.results import Results

@@ -9,9 +9,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from campo_onnx.codec import DecodeError, from_plain, from_toml
 from campo_onnx.errors import UsageError
 from campo_onnx.files import read_bytes
+from campo_onnx.files.codec import DecodeError, from_plain, from_toml
 from campo_onnx.optimize.lists.list_file import resolve
 from campo_onnx.optimize.lists.oplists import OpLists, preset
 from campo_onnx.optimize.values.ranges import DeclaredRange

@@ -7,9 +7,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 from campo_onnx.checking.verdict import Status, Verdict, Verdicts
-from campo_onnx.document_format import to_report
 from campo_onnx.errors import CampoError, UsageError
 from campo_onnx.files import refuse_special
+from campo_onnx.files.document_format import to_report
 
 FORMAT_VERSION = 1
 """Version of the JSON document; raised when a reader of the old one would misread the new one."""

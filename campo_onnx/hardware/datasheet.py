@@ -10,8 +10,8 @@ from importlib.resources.abc import Traversable
 from types import MappingProxyType
 from typing import TypeVar
 
-from campo_onnx.codec import DecodeError, from_plain, from_toml
 from campo_onnx.errors import ProfileError, UsageError, did_you_mean
+from campo_onnx.files.codec import DecodeError, from_plain, from_toml
 from campo_onnx.hardware.hardware import Efficiency, Hardware
 from campo_onnx.hardware.processor import BF16_UNITS, Processor, ProcessorKind
 

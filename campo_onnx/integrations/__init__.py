@@ -1,1 +1,1 @@
-"""Frameworks that build the training graph themselves, and let a plan in on the way."""
+"""Programs of others that meet plans: ORTModule, torch.compile, and a training step tried beside torch's."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from campo_onnx.codec import DecodeError, from_json, from_plain, to_plain
+from campo_onnx.files.codec import DecodeError, from_json, from_plain, to_plain
 from campo_onnx.ir.proto import metadata, set_metadata
 
 STAMP_KEY = "campo_onnx"

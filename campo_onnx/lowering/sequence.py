@@ -10,6 +10,9 @@ from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.portable import is_portable, mark_lowered
 from campo_onnx.ir.size_ranges import ranges_of
+from campo_onnx.ir.sizes.formulas import Sizes
+from campo_onnx.ir.sizes.in_file import at, with_names
+from campo_onnx.ir.sizes.learned import learned
 from campo_onnx.ir.view import GraphView
 from campo_onnx.lowering.convolutions.passes import convolutions
 from campo_onnx.lowering.data_gradients import data_gradients
@@ -25,9 +28,6 @@ from campo_onnx.lowering.zero_padding import zero_padding
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.schema import schema_of
-from campo_onnx.sizes.formulas import Sizes
-from campo_onnx.sizes.in_file import at, with_names
-from campo_onnx.sizes.learned import learned
 
 Pass: TypeAlias = Callable[[Imported, Place], onnx.ModelProto]
 """Gives the model to go on with; the very model of the graph where there is nothing to change."""

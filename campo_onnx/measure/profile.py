@@ -10,10 +10,10 @@ from pathlib import Path
 
 import polars as pl
 
-from campo_onnx.codec import to_json
-from campo_onnx.document_format import Format
 from campo_onnx.errors import DeviceMismatchError, ProfileError
 from campo_onnx.files import check_file, read_bytes, replacing
+from campo_onnx.files.codec import to_json
+from campo_onnx.files.document_format import Format
 from campo_onnx.ir.limits import MAX_NODES
 from campo_onnx.ir.view import GraphView
 from campo_onnx.measure.counters import COUNTERS

@@ -17,9 +17,9 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 
-from campo_onnx.codec import DecodeError, from_json, from_plain, to_plain
 from campo_onnx.errors import ProfileError
 from campo_onnx.files import Closing, cache_folder
+from campo_onnx.files.codec import DecodeError, from_json, from_plain, to_plain
 from campo_onnx.measure.database import connect, damage, files_beside, identity
 from campo_onnx.runtime.machine import DEFAULT, Machine
 from campo_onnx.runtime.timing import Timing

@@ -13,10 +13,10 @@ from typing import Any
 import onnx
 from onnx import ModelProto
 
-from campo_onnx.codec import fingerprint
 from campo_onnx.costs.evidence import CostSource, Evidence
 from campo_onnx.errors import CampoError
 from campo_onnx.files import make_folder, read_bytes, refuse_special, write_text
+from campo_onnx.files.codec import fingerprint
 from campo_onnx.ir.importer import Imported
 from campo_onnx.ops.registry import REGISTRY, current
 from campo_onnx.optimize.plan.plan import Plan

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 
-from campo_onnx.codec import from_plain, from_toml
+from campo_onnx.files.codec import from_plain, from_toml
 from campo_onnx.hardware.datasheet import Assumption
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from campo_onnx.codec import DecodeError, fingerprint, from_json
 from campo_onnx.errors import UsageError
 from campo_onnx.files import Closing, make_folder, refuse_special
+from campo_onnx.files.codec import DecodeError, fingerprint, from_json
 
 if sys.platform != "win32":
     import fcntl

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from campo_onnx.codec import DecodeError, from_json, from_plain, to_plain
 from campo_onnx.errors import CheckpointError, UsageError
 from campo_onnx.files import refuse_special, replacing
+from campo_onnx.files.codec import DecodeError, from_json, from_plain, to_plain
 from campo_onnx.training.loss_scaler import LossScaler
 
 _FORMAT = "campo-onnx-checkpoint-2"

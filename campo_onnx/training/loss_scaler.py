@@ -9,8 +9,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from campo_onnx.codec import DecodeError, from_plain, to_plain
 from campo_onnx.errors import UsageError
+from campo_onnx.files.codec import DecodeError, from_plain, to_plain
 
 LARGEST = 2.0**24
 """Initial dynamic scale, and, unless told otherwise, its upper limit."""

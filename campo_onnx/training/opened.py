@@ -8,18 +8,18 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from campo_onnx.codec import fingerprint
 from campo_onnx.errors import CampoError, UsageError
 from campo_onnx.files import cache_folder
+from campo_onnx.files.codec import fingerprint
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.size_ranges import ranges_of, with_examples
+from campo_onnx.ir.sizes.in_file import at
 from campo_onnx.lowering.place import Place
 from campo_onnx.lowering.sequence import as_it_runs
 from campo_onnx.runtime.choice import keep_choice, kept_choice, needs_default, runtimes_on_cpu, times_us
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.machine import DEFAULT, Machine
 from campo_onnx.runtime.registry import AUTO, machine, processor_for, runtime_called
-from campo_onnx.sizes.in_file import at
 from campo_onnx.step.interface import StepInterface, step_interface
 from campo_onnx.training.flat_step import FlatStep
 from campo_onnx.training.gradient_interface import gradient_interface

@@ -223,7 +223,7 @@ def print_error_document(
     """Print an error as the JSON document that was asked for, unless a result is there already."""
     if _output.has_document:
         return
-    from campo_onnx.document_format import to_report
+    from campo_onnx.files.document_format import to_report
 
     error = {"kind": kind, "exit_code": exit_code, "message": message, **parts}
     print_json(to_report("campo-onnx error", 1, {"error": error}))

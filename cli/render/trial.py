@@ -12,7 +12,7 @@ from .table import Cell, Column, Table, TableFormat, number
 
 if TYPE_CHECKING:
     from campo_onnx.bench.result import BenchRow
-    from campo_onnx.trial.result import GradientError, Trial
+    from campo_onnx.integrations.trial.result import GradientError, Trial
 
 
 def print_trial(trial: "Trial", form: TableFormat = TableFormat.TEXT) -> None:

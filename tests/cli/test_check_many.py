@@ -4,7 +4,7 @@ import json
 from functools import partial
 from pathlib import Path
 
-from campo_onnx.codec import fingerprint
+from campo_onnx.files.codec import fingerprint
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.planning.options import Options

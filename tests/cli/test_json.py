@@ -11,8 +11,8 @@ from campo_onnx_cli.main import app
 
 from campo_onnx.bench.result import FORMAT as BENCH
 from campo_onnx.calibrate.calibration import FORMAT as CALIBRATION
+from campo_onnx.integrations.trial.result import FORMAT as TRIAL
 from campo_onnx.measure.profile import FORMAT as PROFILE
-from campo_onnx.trial.result import FORMAT as TRIAL
 
 ROOT = Path(__file__).parents[2]
 MLP = ROOT / "tests" / "data" / "mlp.onnx"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from campo_onnx.trial.script import split_target
+from campo_onnx.integrations.trial.script import split_target
 
 GOOD = """
 import torch
@@ -119,13 +119,14 @@ def test_bad_requests_end_before_the_script_runs(script, program, capsys):
 
 
 def test_without_torch_one_message_says_how_to_get_it(script, program, capsys, monkeypatch):
-    monkeypatch.setattr("campo_onnx.trial.script.find_spec", lambda name: None)
+    monkeypatch.setattr("campo_onnx.integrations.trial.script.find_spec", lambda name: None)
     assert program("try", f"{script}:make") == 2
     assert "pip install 'campo-onnx[torch]'" in capsys.readouterr().err
 
 
 def test_asking_for_help_loads_no_torch():
-    code = "import sys, campo_onnx.trial.script, campo_onnx_cli.main; sys.exit('torch' in sys.modules)"
+    modules = "campo_onnx.integrations.trial.script, campo_onnx_cli.main"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

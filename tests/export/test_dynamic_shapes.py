@@ -14,10 +14,10 @@ from campo_onnx.export.optimizers import SGD
 from campo_onnx.export.torch import export_evaluation, export_training_step
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.size_ranges import SizeRange, ranges_of
+from campo_onnx.ir.sizes.in_file import at
 from campo_onnx.lowering.place import Place
 from campo_onnx.lowering.sequence import as_it_runs
 from campo_onnx.runtime.registry import load, machine
-from campo_onnx.sizes.in_file import at
 from campo_onnx.targets.target import target
 from campo_onnx.training.session import TrainingSession
 from campo_onnx.training.weight_update import WeightUpdate

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from campo_onnx import codec
+from campo_onnx.files import codec
 from campo_onnx.ops.precision import (
     Precision,
     low_precision_of,

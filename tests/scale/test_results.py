@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from campo_onnx.codec import fingerprint
 from campo_onnx.errors import UsageError
+from campo_onnx.files.codec import fingerprint
 from campo_onnx.scale.results import Results
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from campo_onnx.errors import IndexOutOfRangeError
 from campo_onnx.integrations.torch_compile import joint, report
-from campo_onnx.sizes.formulas import array_formula_of, formula_of
+from campo_onnx.ir.sizes.formulas import array_formula_of, formula_of
 
 ROUNDING = 1e-5
 SIZES = [(8, 17), (8, 23), (5, 40), (8, 31), (6, 12)]

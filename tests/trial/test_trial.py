@@ -17,13 +17,11 @@ import campo_onnx  # noqa: E402
 from campo_onnx.bench.result import Interval, Outcome  # noqa: E402
 from campo_onnx.bench.worker import WorkerStep  # noqa: E402
 from campo_onnx.errors import ModelError, UsageError  # noqa: E402
-from campo_onnx.runtime.registry import machine  # noqa: E402
-from campo_onnx.targets.target import target  # noqa: E402
-from campo_onnx.trial import trial as trial_module  # noqa: E402
-from campo_onnx.trial.gradients import gradient_error  # noqa: E402
-from campo_onnx.trial.page import fragment, trial_page  # noqa: E402
-from campo_onnx.trial.planned import export_step  # noqa: E402
-from campo_onnx.trial.result import (  # noqa: E402
+from campo_onnx.integrations.trial import trial as trial_module  # noqa: E402
+from campo_onnx.integrations.trial.gradients import gradient_error  # noqa: E402
+from campo_onnx.integrations.trial.page import fragment, trial_page  # noqa: E402
+from campo_onnx.integrations.trial.planned import export_step  # noqa: E402
+from campo_onnx.integrations.trial.result import (  # noqa: E402
     AUTOCAST,
     COMPILED,
     COMPILED_AUTOCAST,
@@ -32,7 +30,9 @@ from campo_onnx.trial.result import (  # noqa: E402
     MIXED,
     OURS,
 )
-from campo_onnx.trial.torch_steps import TorchStep  # noqa: E402
+from campo_onnx.integrations.trial.torch_steps import TorchStep  # noqa: E402
+from campo_onnx.runtime.registry import machine  # noqa: E402
+from campo_onnx.targets.target import target  # noqa: E402
 
 
 def network(dropout: float = 0.0) -> nn.Module:
@@ -147,7 +147,7 @@ def test_text_of_others_stays_text(trial):
 
 
 def test_notebooks_without_reports_show_text(trial, monkeypatch):
-    monkeypatch.setattr("campo_onnx.trial.page.find_spec", lambda name: None)
+    monkeypatch.setattr("campo_onnx.integrations.trial.page.find_spec", lambda name: None)
     assert trial._repr_html_() is None
 
 

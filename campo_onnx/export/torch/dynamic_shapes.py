@@ -14,8 +14,8 @@ from campo_onnx.errors import UnsupportedModelError, UsageError
 from campo_onnx.export.torch.arguments import Arguments, Tensors
 from campo_onnx.export.torch.step import Step
 from campo_onnx.ir.size_ranges import SizeRange
-from campo_onnx.sizes.in_file import with_names
-from campo_onnx.sizes.learned import Structure, learned
+from campo_onnx.ir.sizes.in_file import with_names
+from campo_onnx.ir.sizes.learned import Structure, learned
 from campo_onnx.step import naming as step_naming
 
 _FURTHER = 4

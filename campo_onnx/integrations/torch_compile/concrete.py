@@ -12,7 +12,7 @@ from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.integrations.torch_compile.warn_once import warn_once
-from campo_onnx.sizes.formulas import Sizes
+from campo_onnx.ir.sizes.formulas import Sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,10 +33,10 @@ from campo_onnx.integrations.torch_compile.runtimes import RuntimeChoice
 from campo_onnx.integrations.torch_compile.settings import Settings
 from campo_onnx.integrations.torch_compile.step import TrainingStep
 from campo_onnx.integrations.torch_compile.tracing import decompositions
+from campo_onnx.ir.sizes.any_size import AnySize, Example
+from campo_onnx.ir.sizes.formulas import Sizes
 from campo_onnx.runtime.machine import DEFAULT
 from campo_onnx.runtime.registry import AUTO
-from campo_onnx.sizes.any_size import AnySize, Example
-from campo_onnx.sizes.formulas import Sizes
 
 _MOST_RESIZED = 512
 """Of a graph that runs at any size; another set of sizes takes milliseconds, and a hundred kilobytes."""

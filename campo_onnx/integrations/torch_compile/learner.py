@@ -11,8 +11,8 @@ from typing import Any
 import onnx
 from onnx import AttributeProto
 
-from campo_onnx.sizes.any_size import AnySize, Example, any_size, skeleton
-from campo_onnx.sizes.formulas import Sizes
+from campo_onnx.ir.sizes.any_size import AnySize, Example, any_size, skeleton
+from campo_onnx.ir.sizes.formulas import Sizes
 
 _LOG = logging.getLogger(__name__)
 

@@ -15,6 +15,8 @@ from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.integrations.torch_compile.settings import Settings
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.proto import replace_items
+from campo_onnx.ir.sizes.any_size import AnySize
+from campo_onnx.ir.sizes.formulas import ArrayFormula, Sizes, declared
 from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.key import MICROSOFT
 from campo_onnx.ops.precision import Precision
@@ -23,8 +25,6 @@ from campo_onnx.planning.kept_plans import form_once, planned_once
 from campo_onnx.runtime.api import Program, Support
 from campo_onnx.runtime.machine import DEFAULT
 from campo_onnx.runtime.registry import runtime_called
-from campo_onnx.sizes.any_size import AnySize
-from campo_onnx.sizes.formulas import ArrayFormula, Sizes, declared
 
 _HANDOVER = "handed_to_the_framework"
 

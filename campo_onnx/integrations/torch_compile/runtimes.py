@@ -8,8 +8,8 @@ from typing import Protocol, TypeVar
 import onnx
 import torch
 
-from campo_onnx.codec import fingerprint
 from campo_onnx.errors import CampoError
+from campo_onnx.files.codec import fingerprint
 from campo_onnx.integrations.torch_compile.planning import Planned
 from campo_onnx.integrations.torch_compile.settings import Settings
 from campo_onnx.integrations.torch_compile.warn_once import warn_once

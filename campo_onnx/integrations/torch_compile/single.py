@@ -12,8 +12,8 @@ from campo_onnx.integrations.torch_compile.concrete import Symbols, concrete_gra
 from campo_onnx.integrations.torch_compile.flat import Interface, result_of
 from campo_onnx.integrations.torch_compile.planning import Planned
 from campo_onnx.integrations.torch_compile.programs import address, allocated, open_part, rehearsed
+from campo_onnx.ir.sizes.formulas import Sizes
 from campo_onnx.runtime.api import AddressedProgram
-from campo_onnx.sizes.formulas import Sizes
 
 
 class Piece:

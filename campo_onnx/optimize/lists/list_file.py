@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from campo_onnx.codec import TOML_LIMIT_BYTES, DecodeError, from_plain, from_toml
 from campo_onnx.errors import UsageError
 from campo_onnx.files import read_bytes
+from campo_onnx.files.codec import TOML_LIMIT_BYTES, DecodeError, from_plain, from_toml
 from campo_onnx.ops.key import OpKey
 from campo_onnx.optimize.lists.oplists import (
     TABLES,

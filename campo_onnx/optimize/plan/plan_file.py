@@ -4,9 +4,9 @@ import hashlib
 import json
 from typing import Any, TypeVar
 
-from campo_onnx.codec import DecodeError, Document, from_json, to_json
-from campo_onnx.document_format import Format
 from campo_onnx.errors import PlanMismatchError, UsageError
+from campo_onnx.files.codec import DecodeError, Document, from_json, to_json
+from campo_onnx.files.document_format import Format
 from campo_onnx.optimize.plan.reason import Reason
 
 P = TypeVar("P")

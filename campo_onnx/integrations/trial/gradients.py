@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from campo_onnx.trial.result import GradientError
+from campo_onnx.integrations.trial.result import GradientError
 
 _ROUNDING = 1e-3
 """Share of the largest gradient below which another counts as that large."""

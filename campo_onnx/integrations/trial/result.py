@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from campo_onnx.bench.result import BenchResult, BenchRow, Interval, Outcome
 from campo_onnx.bench.statistics import paired_speedup
-from campo_onnx.document_format import Format
+from campo_onnx.files.document_format import Format
 from campo_onnx.wording import duration
 
 EAGER = "torch"
@@ -100,7 +100,7 @@ class Trial:
 
     def _repr_html_(self) -> str | None:
         """Show itself in a notebook; None, for plain text, where the packages of reports are missing."""
-        from campo_onnx.trial.page import fragment
+        from campo_onnx.integrations.trial.page import fragment
 
         return fragment(self)
 
@@ -112,7 +112,7 @@ FORMAT = Format(
     version=1,
     remedy="Write one with: campo-onnx try train.py:make -o FILE",
 )
-"""Trials as files; :meth:`~campo_onnx.document_format.Format.load` reads them."""
+"""Trials as files; :meth:`~campo_onnx.files.document_format.Format.load` reads them."""
 
 
 def _sentences(trial: Trial) -> Iterator[str]:

@@ -8,8 +8,8 @@ import onnx
 
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.ir.size_ranges import SizeRange
-from campo_onnx.sizes.any_size import AnySize, Example, any_size, skeleton
-from campo_onnx.sizes.formulas import Sizes
+from campo_onnx.ir.sizes.any_size import AnySize, Example, any_size, skeleton
+from campo_onnx.ir.sizes.formulas import Sizes
 
 _FEWEST = 5
 """Sizes at which a graph has the same form: formulas are read off at all but the last, and compared there."""

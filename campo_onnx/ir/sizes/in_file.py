@@ -13,9 +13,9 @@ from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.proto import replace_items
 from campo_onnx.ir.size_ranges import SizeRange, write_ranges
+from campo_onnx.ir.sizes.any_size import AnySize
+from campo_onnx.ir.sizes.formulas import ArrayFormula, Formula
 from campo_onnx.ops.fold import evaluated
-from campo_onnx.sizes.any_size import AnySize
-from campo_onnx.sizes.formulas import ArrayFormula, Formula
 
 _SCOPE = "sizes/"
 """Begins the names of nodes that compute what depends on sizes, and of nothing else."""

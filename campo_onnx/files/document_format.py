@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from campo_onnx.codec import DecodeError, Document, from_json, from_plain, to_json, to_plain
 from campo_onnx.errors import CampoError, UsageError
 from campo_onnx.files import READ_LIMIT_BYTES, read_bytes, write_text
+from campo_onnx.files.codec import DecodeError, Document, from_json, from_plain, to_json, to_plain
 
 T = TypeVar("T")
 

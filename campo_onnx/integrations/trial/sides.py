@@ -28,13 +28,13 @@ from campo_onnx.bench.worker import WorkerStep
 from campo_onnx.errors import CampoError, UnsupportedModelError, is_foreign
 from campo_onnx.export.torch.arguments import arguments
 from campo_onnx.export.torch.state_dict import first_state
+from campo_onnx.integrations.trial.gradients import gradient_error
+from campo_onnx.integrations.trial.result import EAGER, GradientError
+from campo_onnx.integrations.trial.torch_steps import Gradients, TorchStep, torch_steps
 from campo_onnx.ir.importer import Imported
 from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.timing import Step, time_behind_another
 from campo_onnx.step import naming as step_naming
-from campo_onnx.trial.gradients import gradient_error
-from campo_onnx.trial.result import EAGER, GradientError
-from campo_onnx.trial.torch_steps import Gradients, TorchStep, torch_steps
 
 _ONE_RUN = (
     "Steps are slow here, and were loaded once: intervals leave out what loading them again would change."

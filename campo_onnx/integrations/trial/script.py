@@ -17,7 +17,7 @@ _PARTS = 3
 
 
 class UserStep(NamedTuple):
-    """The parts of a training step, as :func:`campo_onnx.trial.trial.try_step` takes them."""
+    """The parts of a training step, as :func:`campo_onnx.integrations.trial.trial.try_step` takes them."""
 
     module: Any
     loss: Callable[..., Any]

@@ -9,6 +9,16 @@ from typing import TYPE_CHECKING, Any
 from campo_onnx.costs.evidence import CostSource, Evidence
 from campo_onnx.files import temporary_folder
 from campo_onnx.hardware import datasheet
+from campo_onnx.integrations.trial.planned import (
+    LISTS,
+    computes_low,
+    draws,
+    export_step,
+    plan_step,
+    predicted,
+)
+from campo_onnx.integrations.trial.result import MIXED, OURS, PlanFacts, Trial
+from campo_onnx.integrations.trial.script import check_torch
 from campo_onnx.ir.importer import Imported
 from campo_onnx.measure.store import Store, default_path
 from campo_onnx.optimize.lists.oplists import preset
@@ -17,14 +27,11 @@ from campo_onnx.runtime.machine import DEFAULT, Machine, cores
 from campo_onnx.runtime.registry import AUTO, machine, runtimes
 from campo_onnx.targets.detect import resolve_target, this_cpu
 from campo_onnx.targets.target import Target
-from campo_onnx.trial.planned import LISTS, computes_low, draws, export_step, plan_step, predicted
-from campo_onnx.trial.result import MIXED, OURS, PlanFacts, Trial
-from campo_onnx.trial.script import check_torch
 
 if TYPE_CHECKING:
     import torch
 
-    from campo_onnx.trial.torch_steps import TorchStep
+    from campo_onnx.integrations.trial.torch_steps import TorchStep
 
 Progress = Callable[[str, int, int], None]
 """Called with the phase, the work done in it, and its total; 0 where that is not known."""
@@ -89,8 +96,8 @@ def try_step(
         If the step cannot be exported.
     """
     check_torch()
-    from campo_onnx.trial.sides import Sides, write_batch
-    from campo_onnx.trial.torch_steps import TorchStep, threads_of_torch
+    from campo_onnx.integrations.trial.sides import Sides, write_batch
+    from campo_onnx.integrations.trial.torch_steps import TorchStep, threads_of_torch
 
     tell = on_progress or (lambda phase, done, total: None)
     gpus = [one for one in datasheet.devices().values() if one.is_gpu]

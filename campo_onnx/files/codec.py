@@ -78,7 +78,7 @@ def from_plain(plain: Any, kind: type[T]) -> T:
 
     >>> from_plain([1, "2"], tuple[int, ...])
     Traceback (most recent call last):
-    campo_onnx.codec.DecodeError: [1]: expected `int`, got `str`
+    campo_onnx.files.codec.DecodeError: [1]: expected `int`, got `str`
     """
     expected: inspect.Type = _known(kind)  # type: ignore[arg-type]  # a class is hashable
     _refuse_unknown(plain, expected, "")

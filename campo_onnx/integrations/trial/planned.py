@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from campo_onnx.bench.rounds import Progress
 from campo_onnx.files import temporary_folder
 from campo_onnx.hardware.hardware import Hardware
+from campo_onnx.integrations.trial.result import PlanFacts
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ops.precision import low_precisions
@@ -18,10 +19,9 @@ from campo_onnx.planning.auto_precision import choose_precision
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import apply, decide, problem_of
 from campo_onnx.targets.target import Target
-from campo_onnx.trial.result import PlanFacts
 
 if TYPE_CHECKING:
-    from campo_onnx.trial.torch_steps import TorchStep
+    from campo_onnx.integrations.trial.torch_steps import TorchStep
 
 LISTS = "campo"
 

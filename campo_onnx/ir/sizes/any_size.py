@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from campo_onnx.ir.proto import replace_items
-from campo_onnx.sizes.formulas import ArrayFormula, Formula, Sizes, array_formula_of, formula_of
+from campo_onnx.ir.sizes.formulas import ArrayFormula, Formula, Sizes, array_formula_of, formula_of
 
 
 class Example(NamedTuple):

@@ -3,9 +3,9 @@
 from importlib.util import find_spec
 from typing import Any
 
+from campo_onnx.integrations.trial.result import GradientError, Trial
 from campo_onnx.report.page import NEEDED, Page, fill, render
 from campo_onnx.report.pictures import bench_picture
-from campo_onnx.trial.result import GradientError, Trial
 from campo_onnx.wording import visible
 
 _TABLES = "trial_tables.html"

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch.utils._pytree import tree_leaves
 
 from campo_onnx.errors import UsageError, is_foreign
+from campo_onnx.integrations.trial.result import AUTOCAST, COMPILED, COMPILED_AUTOCAST, EAGER
 from campo_onnx.step import naming as step_naming
-from campo_onnx.trial.result import AUTOCAST, COMPILED, COMPILED_AUTOCAST, EAGER
 
 Gradients = Mapping[str, NDArray[np.float64]]
 """By the name that an exported step gives each."""
