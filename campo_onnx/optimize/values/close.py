@@ -7,7 +7,7 @@ from onnx import TensorProto
 from campo_onnx.ir.view import OpNode
 from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.registry import current, having
-from campo_onnx.ops.values.need import EXACT, Need, Needs
+from campo_onnx.ops.values.need import EXACT, Need, Needs, have_one_sign
 from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.values.accumulated import Accumulated
 from campo_onnx.optimize.values.functions import Functions
@@ -20,6 +20,7 @@ from campo_onnx.optimize.values.sum_ops import (
     MOVES,
     MOVES_AND_SIGNS,
     PARTS,
+    SCALED,
     SCALES,
     SUMS_OF_FEW,
     SUMS_OF_SQUARES,
@@ -43,6 +44,8 @@ _INTEGERS = frozenset(
     {TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64, TensorProto.UINT8}
 )
 _ROUNDINGS = 16.0
+_STEEP = 64.0
+"""A softmax at a temperature below 1/64 makes several percent of a rounding."""
 
 
 def close_differences(values: GraphValues, sums: Accumulated) -> Mapping[str, Needs]:
@@ -53,8 +56,10 @@ def close_differences(values: GraphValues, sums: Accumulated) -> Mapping[str, Ne
     - Of sums that have a term in common, which cancels.
     - Sums that add less than a rounding: nothing is left of the step in ``w - 0.001 * g``.
     - Of values close together far from zero, ``x + 500``, from their mean; their softmax and the largest.
+      In a softmax at a low temperature any values are close together.
     - Of values that are divided by each other as well.
     - Of statistics of many values: two distances, two log-probabilities, 1 less a cosine.
+    - Of close values, summed up: links of a graph beyond those that are expected cancel in a sum.
     - Of functions of the same values: x - sin(x), k * log(r) - r.
     - Of data as it comes in, which nothing has rounded yet.
     - Of statistics, in the backward pass: what a difference of them leaves of a gradient.
@@ -85,6 +90,7 @@ class _Close:
         self._forward = {node.name for node in values.forward_nodes}
         self._offsets: dict[str, float] = {}  # the constant in data, where the data itself is of size 1
         self._statistics: set[str] = set()
+        self._residuals: set[str] = set()  # deviations from what statistics predict: they cancel in a sum
         self._of_terms: dict[str, frozenset[int]] = {}
         self._signs = Signs(values)
         self._functions = Functions(values, self._signs)
@@ -120,6 +126,12 @@ class _Close:
                 self._statistics.update(t for t in node.outputs if t)
                 self._of_terms[node.outputs[0]] = self._signs_of(node, varying)
         is_sum = summed_input(node, view) is not None
+        if node.name in self._forward and varying:
+            is_residual = len(varying) > 1 and self._signs.is_difference(node) and (is_of_statistics or meets)
+            if is_residual or (node.op in SCALED and not self._residuals.isdisjoint(varying)):
+                self._residuals.add(node.outputs[0])
+            elif (is_sum or adds_products(node, values)) and not self._residuals.isdisjoint(varying):
+                need = need if self._has_one_sign(node) else EXACT
         if varying and self._of_data.issuperset(varying) and (is_sum or self._functions.are_placed(node)):
             self._of_data.update(filter(view.is_float32, node.outputs))
         return need
@@ -136,6 +148,8 @@ class _Close:
         is_difference = self._signs.is_difference(node)
         if not is_difference and node.op not in _TELLS_APART:
             return False
+        if not is_difference and any(self._forms.scale_of(t, self._raw) > _STEEP for t in varying):
+            return True
         ranges = self._values.of(varying)
         are_far = any(map(self._forms.is_far_from_zero, varying))
         if are_far or any(
@@ -177,12 +191,14 @@ class _Close:
 
     def _signs_of(self, node: OpNode, varying: list[str]) -> frozenset[int]:
         """The signs of the terms that a statistic sums up, as far as they are proved."""
-        result = self._values.range(node.outputs[0])
-        if result.lowest >= 0.0 or result.highest <= 0.0:
-            return frozenset({1 if result.lowest >= 0.0 else -1})
+        if self._has_one_sign(node):
+            return frozenset({1 if self._values.range(node.outputs[0]).lowest >= 0.0 else -1})
         if node.op not in _KEEPING_SIGNS:
             return frozenset()
         return frozenset().union(*(self._of_terms.get(t, frozenset()) for t in varying))
+
+    def _has_one_sign(self, node: OpNode) -> bool:
+        return have_one_sign((self._values.range(node.outputs[0]),))
 
     def _is_of_data(self, node: OpNode, varying: list[str]) -> bool:
         """Whether a node subtracts, bends or compares only data that nothing has rounded yet."""

@@ -1,6 +1,6 @@
 """Tensors as sums of others: what a difference of two of them leaves of a term that both have."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from campo_onnx.ir.view import OpNode
 from campo_onnx.optimize.values.graph_values import GraphValues
@@ -63,6 +63,10 @@ class LinearForms:
     def is_far_from_zero(self, tensor: str) -> bool:
         """Whether a constant is added to what other constants make far smaller: ``5 + 0.05 * x``."""
         return _is_far(self._of(tensor))
+
+    def scale_of(self, tensor: str, but: Container[str]) -> float:
+        """The largest constant that something which varies is multiplied by, but for some tensors."""
+        return _size({term: factor for term, factor in self._of(tensor).items() if term not in but})
 
     def _of(self, tensor: str) -> Mapping[str, float]:
         if self._values.is_constant(tensor):

@@ -42,6 +42,8 @@ def linear_attention(features, tokens):
     return Case(body, {"one": f32(1), "axis": i64(1)}, feeds, f"float[1,{tokens},32] y")
 
 
+LINKS = f32(3 + RANDOM.integers(0, 8, (64, 64)) / 64)
+REST = np.abs(LINKS - np.outer(LINKS.sum(1), LINKS.sum(0)) / LINKS.sum())
 ELU, RELU = "e{f} = Elu({t}) {f} = Add(e{f}, one)", "{f} = Relu({t})"
 PLACE = """f = Floor(s) i = Cast<to = 7>(f) y = Gather(t, i)"""
 TABLE = {"x": normal(2048, size=3.0), "t": normal(8, 8)}
@@ -353,6 +355,19 @@ CASES = {
         "h = MatMul(x, w) s = Mul(h, many) r = Relu(s) q = Mul(r, r) y = MatMul(q, w)",
         {"many": f32(120)},
         XW,
+    ),
+    "links beyond those expected": Case(
+        """a = MatMul(x, w) r = ReduceSum<keepdims = 1>(a, second) c = ReduceSum<keepdims = 1>(a, first)
+           n = ReduceSum<keepdims = 1>(a) p = Mul(r, c) e = Div(p, n) d = Sub(a, e) k = Mul(d, most)
+           y = ReduceSum<keepdims = 1>(k, second)""",
+        {"first": i64(0), "second": i64(1), "most": f32(REST.min(1, keepdims=True) < REST)},
+        {"x": LINKS, "w": f32(np.eye(64))},
+        "float[64,1] y",
+    ),
+    "shares at a low temperature": Case(
+        "h = MatMul(x, w) d = Div(h, low) y = Softmax<axis = 1>(d)",
+        {"low": f32(0.003)},
+        {"x": f32(1 + RANDOM.integers(0, 8, (64, 64)) / 128), "w": f32(np.eye(64))},
     ),
 }  # fmt: skip
 
