@@ -6,7 +6,7 @@ kernels. The plugin types any version of an operator in BF16; ONNX's schemas say
 
 import csv
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -15,7 +15,10 @@ from typing import NamedTuple
 
 import onnx
 
+from campo_onnx.ir.bodies import read_body
 from campo_onnx.ir.importer import import_model
+from campo_onnx.ir.sort import bodies, with_bodies
+from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature
@@ -100,10 +103,29 @@ def _refused(signature: Signature) -> bool:
 
 def computed_otherwise(model: onnx.ModelProto, folder: Path | None = None) -> list[str]:
     """List the nodes that the plugin loads, and computes otherwise than ONNX says, with their operators."""
-    if not any(node.op_type in _RULES for node in model.graph.node):
+    if not any(node.op_type in _RULES for node in with_bodies(model.graph.node)):
         return []
-    view = import_model(model, any_type=True, folder=folder).view
-    return [f"{n.name!r} ({n.op.op_type})" for n in view.nodes if _refused(view.signature(n.name))]
+    imported = import_model(model, any_type=True, folder=folder)
+    return list(_otherwise(imported.model.graph.node, imported.view))
+
+
+def _otherwise(nodes: Sequence[onnx.NodeProto], view: GraphView) -> Iterator[str]:
+    for proto, node in zip(nodes, view.nodes, strict=True):
+        if _refused(view.signature(node.name)):
+            yield f"{node.name!r} ({node.op})"
+        for body in bodies(proto):
+            inside = read_body(body, view, [None] * len(body.input))
+            if inside is not None:
+                yield from _otherwise(inside.graph.node, inside.view)
+            else:  # nothing tells the types by which forms differ
+                unsure = (n for n in with_bodies(body.node) if n.op_type in _RULES)
+                yield from (f"{n.name!r} ({n.op_type})" for n in unsure)
+
+
+def _never_turns(signature: Signature) -> bool:
+    """Whether a constant says so: a state that a turn would make longer has its length, and any values."""
+    turns, goes_on = (signature.constants.get(i) for i in range(2))
+    return (turns is not None and not turns.any()) or (goes_on is not None and not goes_on.any())
 
 
 def _is_trained(signature: Signature) -> bool:
@@ -201,6 +223,7 @@ _RULES: Mapping[str, Callable[[Signature], bool]] = MappingProxyType(
         "LpPool": _pools_otherwise,
         # The plugin takes the whole part of the bias.
         "LRN": lambda signature: not float(signature.attribute("bias", 1.0)).is_integer(),
+        "Loop": _never_turns,
         "LSTM": _gates_otherwise,
         "MaxPool": _pools_otherwise,
         "Pad": _pads_otherwise,

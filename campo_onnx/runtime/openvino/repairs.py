@@ -100,11 +100,15 @@ def _keep_infinity(node: Any) -> None:
     """Let the maximum of nothing but -inf be -inf: the plugin begins with the lowest finite number.
 
     Halves are compared, of which no finite one is that low: twice the number that it begins with is -inf. A
-    row of attention that is masked whole is told by its maximum.
+    row of attention that is masked whole is told by its maximum. Its place is 0 there, wherever the row is,
+    unless -inf is a number between those two.
     """
     kind, data = node.get_output_element_type(0), node.input_value(0)
     readers = node.output(0).get_target_inputs()
-    node.input(0).replace_source_output(ov.opset13.multiply(data, _numbers(kind, 0.5)).output(0))
+    halves = ov.opset13.multiply(data, _numbers(kind, 0.5))
+    if len(node.outputs()) > 1 and node.output(1).get_target_inputs():
+        halves = ov.opset13.maximum(halves, _numbers(kind, 0.75 * np.finfo(np.float32).min))
+    node.input(0).replace_source_output(halves.output(0))
     whole = ov.opset13.multiply(node.output(0), _numbers(kind, 2.0))
     whole.set_friendly_name(node.get_friendly_name())
     names = node.output(0).get_names()

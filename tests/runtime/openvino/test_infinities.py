@@ -83,6 +83,18 @@ def test_pools_of_infinities_in_bf16(kernel, shape):
     np.testing.assert_array_equal(*pooled(kernel, shape, 16))
 
 
+def test_places_of_infinities():
+    """The first element of a window of nothing but -inf is the largest, as in ONNX Runtime."""
+    graph = (
+        "agraph (float[1,1,2,4] x) => (float[1,1,2,2] y, int64[1,1,2,2] places) "
+        "{ y, places = MaxPool <kernel_shape = [1, 2], strides = [1, 2]> (x) }"
+    )
+    x = np.array([[[[-np.inf, 3, 4, -np.inf], [-np.inf, -np.inf, -LARGEST, -np.inf]]]], np.float32)
+    values = RUNTIME.load(parse_model(graph, 22), "cpu").run({"x": x})
+    assert values["places"].reshape(-1).tolist() == [1, 2, 4, 6]
+    assert values["y"].reshape(-1).tolist() == [3, 4, -np.inf, -LARGEST]
+
+
 def test_the_lowest_finite_number_is_not_taken_for_infinity():
     graph = (
         "agraph (float[1,1,4] x) => (float[1,1,2] y) { y = MaxPool <kernel_shape = [2], strides = [2]> (x) }"

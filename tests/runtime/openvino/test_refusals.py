@@ -50,6 +50,35 @@ def test_forms_that_are_computed_otherwise_are_refused(node):
         load(graph)
 
 
+WINDOW = """agraph (int64 n, bool go) => (float[8] y) <float[8] x = {1, 2, 3, 4, 5, 6, 7, 8}> {
+  y = Loop (n, go, x) <body = turn (int64 i, bool on, float[8] s) => (bool so, float[8] t) {
+    so = Identity (on)
+    w = BlackmanWindow (eight)
+    t = Mul (s, w)
+  }>
+}""".replace("<float", "<int64 eight = {8}, float")
+
+
+@pytest.mark.parametrize("typed", ["float[8] s", "s"])
+def test_forms_in_bodies_are_refused(typed):
+    with pytest.raises(UnsupportedModelError, match="OpenVINO computes 1 node otherwise than ONNX"):
+        load(WINDOW.replace("float[8] s)", f"{typed})"))
+
+
+@pytest.mark.parametrize("constant", ["int64 n = {0}", "bool go = {0}"])
+def test_a_loop_that_never_turns_is_refused(constant):
+    """A state that grows with each turn had the length of one turn, and what memory held."""
+    graph = f"""agraph (float[4] x, int64 turns, bool goes) => (float[M] y) <{constant}> {{
+      y = Loop (n, go, x) <body = turn (int64 i, bool on, float[N] s) => (bool so, float[K] t) {{
+        so = Identity (on)
+        t = Concat <axis = 0> (s, x)
+      }}>
+    }}"""
+    other = ("int64 turns", "int64 n") if "go =" in constant else ("bool goes", "bool go")
+    with pytest.raises(UnsupportedModelError, match=r"otherwise than ONNX: .*Loop"):
+        load(graph.replace(*other))
+
+
 SOFTMAX = "agraph (float[2,3,4,1] x) => (float[2,3,4,1] y) { y = Softmax AXIS (x) }"
 
 
