@@ -13,7 +13,6 @@ import onnx
 from numpy.typing import NDArray
 
 from campo_onnx import Options, Plan, Precision, oplists, target
-from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.emulation.dfp16 import Rounding, emulate_dfp16
 from campo_onnx.emulation.numerics import emulate
 from campo_onnx.ir.importer import import_model
@@ -22,6 +21,7 @@ from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.planning.pipeline import decide, problem_of
 from campo_onnx.runtime.chunked_run import run
 from campo_onnx.runtime.registry import machine
+from campo_onnx.targets.cast_model import CastModel
 from campo_onnx.training.loss_scaler import LossScaler
 from campo_onnx.training.session import TrainingSession
 

@@ -195,10 +195,10 @@ def calibrate(
 
 def _nodes(graphs: "Iterable[Path]", here: "Machine", low: "Precision") -> "Iterator[Signature]":
     """Give the nodes of steps as they run on a machine."""
-    from campo_onnx.calibrate.samples import step_samples
     from campo_onnx.ir.importer import import_model
     from campo_onnx.lowering.place import Place
     from campo_onnx.lowering.sequence import as_it_runs
+    from campo_onnx.measure.one_node import step_samples
 
     for path in graphs:
         yield from step_samples(as_it_runs(import_model(path), Place.on(here)).view, low)

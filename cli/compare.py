@@ -141,9 +141,9 @@ def compare(
     chosen_lists = None if lists is None else resolve(lists)
     with opened_target(where) as basis:
         if measure:
-            from campo_onnx.costs.choose import this_machine
+            from campo_onnx.targets.detect import machine_of
 
-            this_machine(basis.target)
+            machine_of(basis.target)
         decision = StrategyArguments(precision=precision, margin_us=margin_us)
         options = plain_options(basis, where, graph, decision, preset("campo"))
         print_note(sentence_of_arithmetic(options))

@@ -17,9 +17,9 @@ def completing(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]
 
 
 def _devices() -> Iterable[str]:
-    from campo_onnx.hardware.datasheet import devices
+    from campo_onnx.targets.target import targets
 
-    return (AUTO, *devices())
+    return (AUTO, *targets())
 
 
 def _strategies() -> Iterable[str]:

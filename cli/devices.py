@@ -38,12 +38,12 @@ def devices(
     from campo_onnx.errors import ProfileError
     from campo_onnx.files import check_file
     from campo_onnx.files.document_format import to_report
-    from campo_onnx.hardware.datasheet import device
     from campo_onnx.measure.store import Store, default_path
     from campo_onnx.targets.here import this_machine
+    from campo_onnx.targets.target import target
 
     check_one_form(json=json, form=form)
-    wanted = device(name).name if name is not None else None
+    wanted = target(name).name if name is not None else None
     path = store or default_path()
     timings = None
     if os.path.lexists(path):

@@ -17,10 +17,10 @@ from .render.console import print_note, print_warning, progressing
 if TYPE_CHECKING:
     from campo_onnx.calibrate.calibration import Calibration
     from campo_onnx.costs.evidence import Evidence
+    from campo_onnx.ir.flat_weights import FlatWeights
     from campo_onnx.ir.view import GraphView
     from campo_onnx.measure.profile import Profile
     from campo_onnx.measure.store import Store
-    from campo_onnx.optimize.flat_weights import FlatWeights
     from campo_onnx.targets.target import Target
 
 CALIBRATION_SUFFIX = ".json"
@@ -112,15 +112,15 @@ class TargetArguments:
     def check(self) -> None:
         """Find out before any work whether there is such a device, or calibration file, and runtime."""
         from campo_onnx.files import check_file
-        from campo_onnx.hardware.datasheet import device
         from campo_onnx.runtime.registry import runtime_called
+        from campo_onnx.targets.target import target
 
         runtime_called(self.runtime)
         if self.device.endswith(CALIBRATION_SUFFIX):
             title = f"the calibration {self.device}"
             check_file(Path(self.device), title=title, remedy="Check the path of --device.")
         elif self.device != AUTO:
-            device(self.device)
+            target(self.device)
 
 
 def flat_weights_finder(wanted: bool) -> "Callable[[GraphView], FlatWeights] | None":
@@ -137,6 +137,7 @@ def opened_target(chosen: TargetArguments) -> Iterator[Basis]:
     """Find the device (a name, ``auto``, or a calibration file) and open the files that costs come from."""
     from campo_onnx.costs.evidence import Evidence
     from campo_onnx.runtime.gpu import visible_gpu
+    from campo_onnx.runtime.machine import CPU
     from campo_onnx.runtime.registry import runtime_called
     from campo_onnx.targets.detect import resolve_target
 
@@ -152,7 +153,7 @@ def opened_target(chosen: TargetArguments) -> Iterator[Basis]:
     target, note = resolve_target(device, runtime) if calibration is None else (calibration.target, "")
     if calibration is None and execution is Running.GRAPH:
         costs = _of_captured(costs)
-    if calibration is None and costs is CostSource.AUTO and (why := runtime_called(runtime).problem("cpu")):
+    if calibration is None and costs is CostSource.AUTO and (why := runtime_called(runtime).problem(CPU)):
         print_note(f"{why}, so costs are estimated from public figures.")
         costs = CostSource.DATASHEET
     print_note(note)
@@ -191,6 +192,7 @@ def telling_what_is_kept(timings: "Store") -> Iterator[None]:
 def _calibration(file: str, runtime: str) -> "Calibration":
     """Read a calibration file of a runtime, and say what speaks against it."""
     from campo_onnx.calibrate.calibration import load_calibration
+    from campo_onnx.runtime.machine import CPU
     from campo_onnx.runtime.registry import runtime_called
 
     calibration = load_calibration(Path(file))
@@ -202,7 +204,7 @@ def _calibration(file: str, runtime: str) -> "Calibration":
             remedy="Leave --runtime out, or pass a calibration of that runtime.",
         )
     here = runtime_called(machine.runtime)
-    if not here.problem("cpu") and (now := here.version) != machine.ort:
+    if not here.problem(CPU) and (now := here.version) != machine.ort:
         print_note(f"{file} was made with {machine.software}, and this is {now}: times may differ.")
     if why := calibration.doubt:
         print_warning(f"{file}: {why}.")

@@ -147,9 +147,9 @@ def optimize(
     outputs.check(model, {"--inputs": data.files, "--lists": allowed.lists, **where.files}, weights)
     with opened_target(where) as basis, cleaned_up(model, graph.dim, wanted=simplify) as source:
         if measuring.verify:
-            from campo_onnx.costs.choose import this_machine
+            from campo_onnx.targets.detect import machine_of
 
-            this_machine(basis.target)
+            machine_of(basis.target)
         options = plain_options(basis, where, graph, decision, lists)
         is_open = decision.precision == AUTO
 

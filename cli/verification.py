@@ -83,9 +83,9 @@ def verified(
     """Measure a result, and repair it if asked to, on a batch or a generated one."""
     from campo_onnx.bench.bench import bench
     from campo_onnx.bench.verify import verify
-    from campo_onnx.costs.choose import this_machine
+    from campo_onnx.targets.detect import machine_of
 
-    machine = this_machine(options.target)
+    machine = machine_of(options.target)
     with progressing(f"measuring against fp32 on {machine.device}") as advance:
         measure = partial(
             bench, machine=machine, feeds=feeds, steps=steps, budget_s=budget_s, on_progress=advance
@@ -97,9 +97,9 @@ def measured_strategies(comparison: "Comparison", options: "Options", *, steps: 
     """Measure every strategy's graph against FP32."""
     from campo_onnx.bench.bench import bench
     from campo_onnx.bench.verify import measured
-    from campo_onnx.costs.choose import this_machine
+    from campo_onnx.targets.detect import machine_of
 
-    machine = this_machine(options.target)
+    machine = machine_of(options.target)
     with progressing(f"measuring strategies on {machine.device}") as advance:
         measure = partial(bench, machine=machine, steps=steps, on_progress=advance)
         return measured(comparison, measure, options.dims)

@@ -30,11 +30,11 @@ import pytest
 import typer
 
 from campo_onnx.calibrate.calibration import Calibration, OpEntry, Scores
-from campo_onnx.calibrate.cast_model import CastModel, Knee
 from campo_onnx.calibrate.in_step import InStep
 from campo_onnx.calibrate.op_model import OpModel, TimeModel
 from campo_onnx.hardware.hardware import Efficiency, Hardware
 from campo_onnx.runtime.machine import Machine
+from campo_onnx.targets.cast_model import CastModel, Knee
 from tests.cli.conftest import program as program
 
 ROOT = Path(__file__).parent.parent

@@ -51,7 +51,7 @@ def samples_in(signatures: Sequence[Signature], timer: NodeTimer, target: Target
         timings = [timer.find(each) for each in both(signature)]
         fp32_us, low_us = (0.0 if timing is None else timing.median_us for timing in timings)
         if min(fp32_us, low_us) > SHORTEST_US:
-            events = events_of(signature, fp32_us, target.hardware)
+            events = events_of(signature, fp32_us, target)
             found[i >= TESTED].append(Sample(fp32_us=fp32_us, low_us=low_us, events=events))
     return found
 

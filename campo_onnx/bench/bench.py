@@ -31,7 +31,6 @@ from campo_onnx.bench.rounds import (
 from campo_onnx.bench.rows import rows_of
 from campo_onnx.bench.statistics import RESOLUTION_US, median_interval, resolvable
 from campo_onnx.errors import CampoError, DeviceUnavailableError, UsageError
-from campo_onnx.ops.precision import is_low_dtype
 from campo_onnx.optimize.traffic import traffic
 from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.nvml import GpuMeter, gpu_meter
@@ -284,7 +283,7 @@ def _notes(graphs: Sequence[Graph], machine: Machine, rounds: Rounds, tolerance:
         smallest = resolvable(tolerance, median_interval(first_us).median)
         if smallest > tolerance:
             yield f"differences below {RESOLUTION_US:g} us ({smallest:.1%} of a step) cannot be resolved"
-    low = [g.name for g in graphs if any(is_low_dtype(t.dtype) for t in g.imported.view.tensors.values())]
+    low = [g.name for g in graphs if g.imported.view.is_mixed]
     if not machine.is_gpu and not runtime_called(machine.runtime).capabilities.has_low_cpu_kernels and low:
         yield (
             f"{', '.join(low)}: ONNX Runtime's CPU provider computes FP16 in FP32 between casts; this "

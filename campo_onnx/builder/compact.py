@@ -12,6 +12,7 @@ import numpy as np
 from onnx import numpy_helper
 
 from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.target import CUDA
 from campo_onnx.builder.value import Value, reshape_attributes
 
 
@@ -207,7 +208,7 @@ def _runs(g: Graph, x: Value, axes: Sequence[int]) -> int:
     """Into how many runs the terms of a long sum over the first axes are parted; 1 for any other sum."""
     rows = math.prod(x.shape[axis] for axis in axes)
     is_of_rows = axes == list(range(len(axes))) and len(axes) < x.rank and rows >= _MANY_ROWS
-    if g.target == "cuda" or g.sizes_change or not (is_of_rows or _is_long_total(g, x, axes)):
+    if g.target == CUDA or g.sizes_change or not (is_of_rows or _is_long_total(g, x, axes)):
         return 1
     return max(n for n in range(1, math.isqrt(rows) + 1) if rows % n == 0)
 
@@ -215,7 +216,7 @@ def _runs(g: Graph, x: Value, axes: Sequence[int]) -> int:
 def _is_long_total(g: Graph, x: Value, axes: Sequence[int]) -> bool:
     """Whether a sum of all elements is so long that the CPU provider's few running sums lose digits."""
     many = x.elements >= _MANY_IN_ALL or (g.sizes_change and x.rank > 0)
-    return g.target != "cuda" and len(axes) == x.rank and many
+    return g.target != CUDA and len(axes) == x.rank and many
 
 
 def _parts_of_any_length(
@@ -226,7 +227,7 @@ def _parts_of_any_length(
     As :func:`_summed_in_parts` it makes runs shorter, whatever their lengths are.
     """
     rows = g.before(x, "Reshape")
-    if g.target == "cuda":
+    if g.target == CUDA:
         return None
     if list(axes) == [0] and rows is not None and rows.rank > x.rank > 1:
         gone = rows.rank - x.rank

@@ -20,7 +20,7 @@ from campo_onnx.builder.peepholes import (
     splits,
     without_unread,
 )
-from campo_onnx.builder.target import Target, may_use
+from campo_onnx.builder.target import CUDA, Target, may_use
 from campo_onnx.builder.value import Node, Value
 from campo_onnx.ops.facts import output_types
 from campo_onnx.ops.fold import evaluated
@@ -250,7 +250,7 @@ class Graph:
         outside = frozenset(names)
         needed = ending_in_computation(self._needed(outputs.values()), outside, self.integers)
         needed = merged_pairs(needed, outside)
-        if self.target == "cuda":
+        if self.target == CUDA:
             needed = sums(bias_dropouts(needed, outside, self.constant), outside)
         needed = without_unread(splits(needed, self.integers), outside)
         if self.opset >= PAD_NAMES_AXES:

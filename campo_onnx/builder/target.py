@@ -2,7 +2,7 @@
 
 import re
 from functools import cache
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from campo_onnx.ops.key import MICROSOFT, OpKey
 from campo_onnx.ops.precision import Precision
@@ -10,6 +10,10 @@ from campo_onnx.ops.signature import make_signature
 from campo_onnx.runtime.api import Support
 from campo_onnx.runtime.machine import DEFAULT
 from campo_onnx.runtime.registry import runtime_called
+
+STANDARD: Final = "standard"
+CUDA: Final = "cuda"
+CPU: Final = "cpu"
 
 Target: TypeAlias = Literal["standard", "cuda", "cpu"]
 """Runtime and provider of a graph.
@@ -30,7 +34,7 @@ def may_use(target: Target, op_type: str) -> bool:
     >>> may_use("standard", "GatedAdd"), may_use("cpu", "GatedAdd"), may_use("cpu", "BiasDropout")
     (False, True, False)
     """
-    if target == "standard":
+    if target == STANDARD:
         return False
     signature = make_signature(OpKey(MICROSOFT, op_type), (), (), opset=1)
     return runtime_called(DEFAULT).support(signature, target, Precision.FP16) is not Support.REFUSED
@@ -45,5 +49,5 @@ def target_here(provider: str, release: str) -> Target:
     ('cuda', 'cpu', 'standard')
     """
     if release and tuple(int(part) for part in re.findall(r"\d+", release)[:2]) < _ALL_SINCE:
-        return "standard"
-    return "cuda" if provider == "cuda" else "cpu"
+        return STANDARD
+    return CUDA if provider == CUDA else CPU

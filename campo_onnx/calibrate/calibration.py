@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.calibrate.in_step import InStep
 from campo_onnx.calibrate.op_model import TIME, OpModel, TimeModel
 from campo_onnx.errors import ProfileError
@@ -17,6 +16,7 @@ from campo_onnx.measure.events import EVENTS, STATIC_EVENTS
 from campo_onnx.measure.store import Execution
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.machine import Machine
+from campo_onnx.targets.cast_model import CastModel
 from campo_onnx.targets.target import Target
 
 LEAST_ACCURACY = 0.7

@@ -19,7 +19,7 @@ from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.ports import lowered
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature
-from campo_onnx.runtime.machine import Machine
+from campo_onnx.runtime.machine import CPU, CUDA, Machine
 from campo_onnx.runtime.registry import machine, processor_for
 from campo_onnx.runtime.timing import Timing
 from campo_onnx.scale.cluster import RayPool
@@ -50,14 +50,14 @@ def kinds_in(pool: RayPool, device: str, threads: int = 0) -> tuple[Kind, ...]:
     ONNX Runtime.
     """
     has_gpus = any(node["Resources"].get("GPU", 0) >= 1 for node in pool.nodes())
-    on_gpus = device == "cuda" or (device == "auto" and has_gpus)
+    on_gpus = device == CUDA or (device == "auto" and has_gpus)
     if on_gpus and not has_gpus:
         raise DeviceUnavailableError(
             "no machine of the Ray cluster has a GPU",
             remedy="Start its nodes with --num-gpus, or give --device cpu.",
         )
     needed = {"GPU": 1.0} if on_gpus else {"CPU": 1.0}
-    facts = pool.on_each_node(lambda: _identify("cuda" if on_gpus else "cpu", threads), needed)
+    facts = pool.on_each_node(lambda: _identify(CUDA if on_gpus else CPU, threads), needed)
     kinds: dict[str, Kind] = {}
     for node in pool.nodes():
         if node["NodeID"] not in facts:
@@ -156,9 +156,8 @@ def _nodes_of(workload: Workload, machine: Machine, precision: Precision) -> Ite
     yield VIEW_NODE
     for _, cast in cast_samples(workload.casts, workload.largest_cast_elements, precision):
         yield cast
-    processor = "cpu" if machine.provider == "cpu" else "gpu"
     for op in workload.ops:
-        for signature in samples_of(op, workload.sampling, processor=processor):
+        for signature in samples_of(op, workload.sampling, is_gpu=machine.is_gpu):
             if not has_kernel(signature, machine, precision):
                 continue
             low = lowered(signature, ports_of(signature, precision), precision)

@@ -13,7 +13,7 @@ from campo_onnx.calibrate.calibration import Calibration, load_calibration
 from campo_onnx.hardware.datasheet import matching
 from campo_onnx.measure.store import Execution
 from campo_onnx.ops.precision import Precision
-from campo_onnx.runtime.machine import DEFAULT, Machine, cores
+from campo_onnx.runtime.machine import CPU, CUDA, DEFAULT, Machine, cores
 from campo_onnx.runtime.registry import machine, runtime_called
 from campo_onnx.targets.target import Target
 
@@ -92,19 +92,19 @@ def _misfit(calibration: Calibration, device: str) -> str:
     """
     measured_on = calibration.machine
     runtime = runtime_called(measured_on.runtime)
-    if problem := runtime.problem("cpu"):
+    if problem := runtime.problem(CPU):
         return problem
     if calibration.hardware.name != device:
         return f"it is of {calibration.hardware.name}"
     if measured_on.is_gpu:
-        if runtime.problem("cuda"):
+        if runtime.problem(CUDA):
             return ""
-        here = machine("cuda", runtime=measured_on.runtime)
+        here = machine(CUDA, runtime=measured_on.runtime)
         hardware = matching(here.device)
         if hardware is None or hardware.name != device:
             return ""
     else:
-        here = machine("cpu", cores(), measured_on.runtime)
+        here = machine(CPU, cores(), measured_on.runtime)
     for what, then, now in (
         ("the device", measured_on.device, here.device),
         (measured_on.software.rpartition(" ")[0], measured_on.ort, here.ort),

@@ -13,9 +13,9 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from campo_onnx.calibrate.cast_model import CastModel, Knee
 from campo_onnx.calibrate.op_model import TIME, OpModel, TimeModel, matern, position
 from campo_onnx.errors import ProfileError
+from campo_onnx.targets.cast_model import CastModel, Knee
 
 Floats: TypeAlias = NDArray[np.float64]
 

@@ -7,11 +7,11 @@ from typing import Any
 from campo_onnx.calibrate.catalog import CatalogEntry, found_calibrations
 from campo_onnx.errors import CampoError
 from campo_onnx.files.codec import to_plain
-from campo_onnx.hardware.datasheet import devices, matching
+from campo_onnx.hardware.datasheet import ANY_CPU, devices, matching
 from campo_onnx.hardware.hardware import Hardware
 from campo_onnx.measure.store import Store
 from campo_onnx.ops.precision import Precision, low_precisions
-from campo_onnx.runtime.machine import cpu_name
+from campo_onnx.runtime.machine import CPU, cpu_name
 from campo_onnx.runtime.registry import runtimes_for
 from campo_onnx.targets.target import Target
 
@@ -50,8 +50,8 @@ def known_devices(store: Store | None) -> Iterator[Knowledge]:
     timed = store.timed_devices() if store is not None else {}
     timings: dict[str, int] = {}
     for (provider, title), count in timed.items():
-        if provider == "cpu":
-            name = "cpu" if title == cpu_name() else ""
+        if provider == CPU:
+            name = ANY_CPU if title == cpu_name() else ""
         else:
             match = matching(title)
             name = match.name if match is not None else ""

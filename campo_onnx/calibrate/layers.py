@@ -311,7 +311,7 @@ GENERATORS: Mapping[str, Generator] = MappingProxyType(
 )
 """By op label: what draws a node of about so many elements."""
 
-_FURTHER_ON_CPU: Mapping[str, tuple[Generator, ...]] = MappingProxyType(
+FURTHER_ON_CPU: Mapping[str, tuple[Generator, ...]] = MappingProxyType(
     {
         "MatMul": (_gradient_product,),
         "Gemm": (_weight_gradient,),
@@ -319,7 +319,6 @@ _FURTHER_ON_CPU: Mapping[str, tuple[Generator, ...]] = MappingProxyType(
         "ConvTranspose": (_grouped_conv_transpose,),
     }
 )
-_FURTHER_ON_GPU: Mapping[str, tuple[Generator, ...]] = MappingProxyType({"Gemm": (_weight_gradient,)})
-FURTHER = MappingProxyType({"cpu": _FURTHER_ON_CPU, "gpu": _FURTHER_ON_GPU})
-"""By processor and op label: what else is drawn, above all what gradients of weights are made of: on a CPU
+FURTHER_ON_GPU: Mapping[str, tuple[Generator, ...]] = MappingProxyType({"Gemm": (_weight_gradient,)})
+"""By op label: what else is drawn, above all what gradients of weights are made of: on a CPU
 also grouped and depthwise convolutions, on a GPU products that add up over all positions of a batch."""

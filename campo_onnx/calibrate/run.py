@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from campo_onnx.calibrate.calibration import Calibration, OpEntry, Scores
-from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.calibrate.fit import (
     METHODS,
     Sample,
@@ -25,7 +24,6 @@ from campo_onnx.calibrate.layers import QUICK_OPS, SAMPLED_OPS
 from campo_onnx.calibrate.op_model import OpModel, TimeModel
 from campo_onnx.calibrate.samples import Sampling, cast_samples, samples_of
 from campo_onnx.errors import ProfileError, UnsupportedModelError
-from campo_onnx.hardware.hardware import Hardware
 from campo_onnx.measure.counters import Counted
 from campo_onnx.measure.events import events_of, static_events
 from campo_onnx.measure.node_timer import VIEW_NODE, NodeTimer, NotStoredError
@@ -34,9 +32,10 @@ from campo_onnx.ops.ports import lowered
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature
 from campo_onnx.runtime.api import Support
-from campo_onnx.runtime.machine import Machine
+from campo_onnx.runtime.machine import CPU, CUDA, Machine
 from campo_onnx.runtime.registry import runtime_called
 from campo_onnx.runtime.timing import SHORTEST_US
+from campo_onnx.targets.cast_model import CastModel
 from campo_onnx.targets.roofline import node_time
 from campo_onnx.targets.target import Target
 
@@ -72,14 +71,14 @@ def _workload(
 
 
 QUICK: Mapping[str, Workload] = {
-    "cpu": _workload(QUICK_OPS, 40, 16, 8e6, 5e8, 22),
-    "cuda": _workload(QUICK_OPS, 40, 16, 2.5e8, 1e11, 26),
+    CPU: _workload(QUICK_OPS, 40, 16, 8e6, 5e8, 22),
+    CUDA: _workload(QUICK_OPS, 40, 16, 2.5e8, 1e11, 26),
 }
 """A few minutes, by kind of processor."""
 
 FULL: Mapping[str, Workload] = {
-    "cpu": _workload(SAMPLED_OPS, 400, 500, 6.4e7, 1e10, 24),
-    "cuda": _workload(SAMPLED_OPS, 400, 500, 1e9, 2e12, 28),
+    CPU: _workload(SAMPLED_OPS, 400, 500, 6.4e7, 1e10, 24),
+    CUDA: _workload(SAMPLED_OPS, 400, 500, 1e9, 2e12, 28),
 }
 """Hours, by kind of processor; as many casts as in the paper."""
 
@@ -110,11 +109,10 @@ def calibrate(
     Raises ProfileError if nothing could be measured, or a timer that only looks up finds too little; the
     message says why.
     """
-    processor = "gpu" if target.hardware.is_gpu else "cpu"
     drawn = {
         op: tuple(
             typed(signature, precision)
-            for signature in samples_of(op, workload.sampling, processor=processor)
+            for signature in samples_of(op, workload.sampling, is_gpu=target.hardware.is_gpu)
         )
         for op in workload.ops
     }
@@ -149,7 +147,7 @@ def calibrate(
                 failures[op] = f"{where} has no {precision.value} kernel"
                 continue
             try:
-                pair = _measure(signature, precision, target.hardware, time_us)
+                pair = _measure(signature, precision, target, time_us)
             except NotStoredError:
                 missing[op] += number < sampled.get(op, 0)
                 continue
@@ -157,7 +155,7 @@ def calibrate(
                 failures.setdefault(op, str(error))
                 continue
             if pair is not None:
-                group = (op, takes_tensor_cores(signature, target.hardware, precision))
+                group = (op, takes_tensor_cores(signature, target, precision))
                 pairs.setdefault(group, []).append(pair)
     totals = {_CASTS: len(casts)} | sampled
     failures = {op: f"{n} of {totals[op]} are not in the store" for op, n in missing.items() if n} | failures
@@ -209,15 +207,15 @@ def _too_little(why: str) -> ProfileError:
     )
 
 
-def takes_tensor_cores(signature: Signature, hardware: Hardware, precision: Precision) -> bool:
+def takes_tensor_cores(signature: Signature, target: Target, precision: Precision) -> bool:
     """Whether tensor cores take all matrix products of a node in the low precision, unpadded.
 
     On a CPU kernels differ for grouped convolutions, too.
     """
-    gemms = work_of(signature).gemms
+    gemms, hardware = work_of(signature).gemms, target.hardware
     if not gemms or hardware.tensor_flops_per_s(precision) is None:
         return False
-    is_grouped = hardware.processor == "cpu" and signature.attribute("group", 1) != 1
+    is_grouped = not hardware.is_gpu and signature.attribute("group", 1) != 1
     takes_any_size = hardware.efficiency.unaligned == 1.0
     multiples = hardware.multiples(precision)
     return not is_grouped and (takes_any_size or all(gemm.is_aligned(multiples) for gemm in gemms))
@@ -238,7 +236,7 @@ def typed(signature: Signature, precision: Precision) -> Signature:
 
 
 def _measure(
-    signature: Signature, precision: Precision, hardware: Hardware, time_us: Callable[[Signature], float]
+    signature: Signature, precision: Precision, target: Target, time_us: Callable[[Signature], float]
 ) -> _Pair | None:
     """Both times of a node; None when it is too short to be told from noise."""
     ports = ports_of(signature, precision)
@@ -250,7 +248,7 @@ def _measure(
     low_us, fp32_us = time_us(low), time_us(signature)  # the one that may be refused comes first
     if fp32_us <= SHORTEST_US or low_us <= SHORTEST_US:
         return None
-    events = events_of(signature, fp32_us, hardware)
+    events = events_of(signature, fp32_us, target)
     return _Pair(signature=signature, sample=Sample(fp32_us=fp32_us, low_us=low_us, events=events))
 
 
@@ -295,7 +293,7 @@ def _fit(
         raise ProfileError(
             "nothing could be calibrated", why=why, remedy="Choose other operators with --ops."
         )
-    general_time = _fit_time(everything, target.hardware, keeps_samples=False)
+    general_time = _fit_time(everything, target, keeps_samples=False)
     entries = []
     for (op, on_tensor_cores), (fitted, held_out) in halves.items():
         best = fit_best([pair.sample for pair in fitted])
@@ -303,7 +301,7 @@ def _fit(
             where = " on tensor cores" if on_tensor_cores else ""
             failures.setdefault(op, f"only {len(fitted)} shapes to fit{where}")
             continue
-        time, tests = _fit_time(fitted, target.hardware), [pair.sample for pair in held_out]
+        time, tests = _fit_time(fitted, target), [pair.sample for pair in held_out]
         with_counters, counters_score = _fit_counted(fitted, held_out)
         scores = Scores(
             shapes=len(held_out),
@@ -314,7 +312,7 @@ def _fit(
                 [_roofline_us(p.signature, target, precision) for p in held_out], [s.low_us for s in tests]
             ),
             fp32=model_accuracy(
-                [time.fp32_us(static_events(p.signature, target.hardware)) for p in held_out],
+                [time.fp32_us(static_events(p.signature, target)) for p in held_out],
                 [s.fp32_us for s in tests],
             ),
             with_counters=counters_score,
@@ -346,8 +344,8 @@ def _fit_counted(fitted: Sequence[_Pair], held_out: Sequence[_Pair]) -> tuple[Op
     return (best.model, accuracy(best.model, samples(held_out))) if best is not None else (None, None)
 
 
-def _fit_time(pairs: Sequence[_Pair], hardware: Hardware, *, keeps_samples: bool = True) -> TimeModel:
-    events = [static_events(pair.signature, hardware) for pair in pairs]
+def _fit_time(pairs: Sequence[_Pair], target: Target, *, keeps_samples: bool = True) -> TimeModel:
+    events = [static_events(pair.signature, target) for pair in pairs]
     return fit_time(events, [pair.sample.fp32_us for pair in pairs], keeps_samples=keeps_samples)
 
 

@@ -12,16 +12,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from campo_onnx.calibrate.layers import FURTHER, GENERATORS, SAMPLED_OPS, Generator
+from campo_onnx.calibrate.layers import FURTHER_ON_CPU, FURTHER_ON_GPU, GENERATORS, SAMPLED_OPS, Generator
 from campo_onnx.errors import UsageError
-from campo_onnx.ir.view import GraphView
-from campo_onnx.measure.one_node import standalone
-from campo_onnx.ops.facts import ports_of, work_of
+from campo_onnx.ops.facts import work_of
 from campo_onnx.ops.key import OpKey
-from campo_onnx.ops.ports import lowered
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import FLOAT, Signature, make_signature
-from campo_onnx.ops.work import HOST_ONLY
 
 _TRIES = 200
 
@@ -42,19 +38,18 @@ class Sampling:
 _MORE_PRODUCTS = 3
 
 
-def samples_of(label: str, sampling: Sampling, *, processor: str = "") -> tuple[Signature, ...]:
+def samples_of(label: str, sampling: Sampling, *, is_gpu: bool | None = None) -> tuple[Signature, ...]:
     """Draw FP32 nodes of one op, all different.
 
-    `processor`: ``"cpu"`` or ``"gpu"``, for as many of each further kind that matters there, behind the usual
-    one; of that a CPU, whose kernels differ most by shape, gets three times as many for products and
-    convolutions.
+    `is_gpu`: for as many of each further kind that matters on a GPU, or on a CPU, behind the usual one; of
+    that a CPU, whose kernels differ most by shape, gets three times as many for products and convolutions.
     """
     if label not in GENERATORS:
         raise UsageError(
             f"no samples can be drawn of {label!r}", remedy=f"Choose among: {', '.join(SAMPLED_OPS)}."
         )
-    further = FURTHER.get(processor, {}).get(label, ())
-    more = _MORE_PRODUCTS if further and processor == "cpu" else 1
+    further = () if is_gpu is None else (FURTHER_ON_GPU if is_gpu else FURTHER_ON_CPU).get(label, ())
+    more = _MORE_PRODUCTS if further and not is_gpu else 1
     dense = _drawn(label, GENERATORS[label], replace(sampling, count=sampling.count * more))
     kinds = (replace(sampling, seed=sampling.seed + 1 + i) for i in range(len(further)))
     return (*dense, *(node for kind in zip(further, kinds, strict=True) for node in _drawn(label, *kind)))
@@ -72,21 +67,6 @@ def _drawn(label: str, draw: Generator, sampling: Sampling) -> tuple[Signature, 
         if signature.nbytes <= sampling.largest_bytes and work_of(signature).flops <= sampling.largest_flops:
             drawn.setdefault(signature.key, signature)
     return tuple(drawn.values())
-
-
-def step_samples(view: GraphView, low: Precision) -> Iterator[Signature]:
-    """Find the nodes of a step that are to be timed in both precisions, each once.
-
-    Shapes that are drawn lie around those of public layers; the largest nodes of a step decide its time.
-    """
-    seen: set[str] = set()
-    for node in view.nodes:
-        signature = standalone(view, node.name)
-        if signature is None or signature.key in seen or work_of(signature).kind in HOST_ONLY:
-            continue
-        seen.add(signature.key)
-        if lowered(signature, ports_of(signature, low), low) is not None:
-            yield signature
 
 
 def cast_samples(count: int, largest_elements: int, low: Precision) -> Iterator[tuple[int, Signature]]:

@@ -20,6 +20,7 @@ from campo_onnx.optimize.safety import earlier_versions
 from campo_onnx.optimize.values.loss_scale import gradient_outputs, loss_scaling, low_gradients
 from campo_onnx.runtime.chunked_run import run_in_pieces
 from campo_onnx.runtime.feeds import read_feeds
+from campo_onnx.runtime.machine import CPU
 from campo_onnx.runtime.registry import machine
 
 
@@ -41,7 +42,7 @@ def drift(context: CheckContext) -> Finding:
             model=model,
             feeds=feeds,
             earlier=earlier_versions(view),
-            machine=machine("cpu"),
+            machine=machine(CPU),
             folder=context.fp32.folder,
         )
         try:

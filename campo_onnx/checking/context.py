@@ -9,7 +9,6 @@ from campo_onnx.checking.changes import Changes, changes_between
 from campo_onnx.checking.policy import Policy
 from campo_onnx.errors import PlanMismatchError, UnsupportedModelError
 from campo_onnx.files import read_bytes as read_file
-from campo_onnx.hardware.datasheet import devices
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.portable import is_portable
 from campo_onnx.ir.view import GraphView
@@ -24,10 +23,11 @@ from campo_onnx.optimize.values.ranges import DeclaredRange
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import problem_of
 from campo_onnx.runtime.api import LoadSettings
+from campo_onnx.runtime.machine import CPU
 from campo_onnx.runtime.registry import default_precision, load, machine, runtimes_for
 from campo_onnx.targets.detect import resolve_target
 from campo_onnx.targets.roofline import copy_us, node_time
-from campo_onnx.targets.target import Target
+from campo_onnx.targets.target import Target, targets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +164,7 @@ def _as_planned(fp32: Imported, target: Target, policy: Policy) -> Imported:
 def _target_of(plan: Plan | None, mixed: Imported) -> Target:
     """The target that the plan, or else the mixed graph, was made for, if its figures are known."""
     for origin in (plan, mixed.stamp):
-        if origin is not None and origin.device in devices():
+        if origin is not None and origin.device in targets():
             return resolve_target(origin.device, origin.runtime)[0]
     return resolve_target("auto")[0]
 
@@ -202,7 +202,7 @@ def _interface_changes(fp32: Imported, mixed: Imported) -> list[str]:
 
 def _load_error(imported: Imported) -> str:
     try:
-        load(imported.model, machine("cpu"), folder=imported.folder, settings=LoadSettings(must_stay=False))
+        load(imported.model, machine(CPU), folder=imported.folder, settings=LoadSettings(must_stay=False))
     except UnsupportedModelError as error:
         return error.why
     return ""

@@ -11,16 +11,14 @@ from campo_onnx.costs.evidence import CostSource, Evidence
 from campo_onnx.costs.measured import measured_costs
 from campo_onnx.costs.predicted import CostModel
 from campo_onnx.costs.table import CostTable
-from campo_onnx.errors import DeviceMismatchError, DeviceUnavailableError, UsageError
-from campo_onnx.hardware import datasheet
+from campo_onnx.errors import DeviceMismatchError, UsageError
 from campo_onnx.ir.view import GraphView
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.store import Store
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
-from campo_onnx.runtime.machine import DEFAULT, Machine
-from campo_onnx.runtime.registry import machine, processor_for
-from campo_onnx.targets.detect import target_of
+from campo_onnx.runtime.machine import DEFAULT
+from campo_onnx.targets.detect import is_here, machine_of
 from campo_onnx.targets.target import Target
 
 if TYPE_CHECKING:  # it needs polars, which a slim install has not
@@ -53,7 +51,7 @@ def costs_for(
         return _modelled(view, ports, target, precision, calibration, basis.profile)
     if source is CostSource.AUTO and not is_here(target):
         return estimate(view, ports, target, precision)
-    here = this_machine(target, basis.threads)
+    here = machine_of(target, basis.threads)
     with nullcontext(basis.store) if basis.store is not None else Store() as store:
         timer = NodeTimer(machine=here, store=store)
         return measured_costs(view, ports, target, precision, timer, basis.on_progress)
@@ -74,33 +72,6 @@ def _found(target: Target, precision: Precision, source: CostSource) -> Calibrat
             "--device FILE to use it anyway.",
         )
     return None
-
-
-def is_here(target: Target) -> bool:
-    """Whether this machine is, or has, the device, with a provider that loads."""
-    try:
-        this_machine(target)
-    except (DeviceUnavailableError, DeviceMismatchError):
-        return False
-    return True
-
-
-def this_machine(target: Target, threads: int = 0) -> Machine:
-    """Identify this machine, which must have the device."""
-    name = target.runtime.name
-    here = machine(processor_for(target.hardware.processor, name), threads, name)
-    is_gpu = target.hardware.is_gpu
-    own = datasheet.matching(here.device) if is_gpu else target_of(here).hardware
-    is_any_cpu = not is_gpu and (
-        target.name in datasheet.ROUGH_CPUS or target.name not in datasheet.devices()
-    )
-    if is_any_cpu or (own is not None and own.name == target.name):
-        return here
-    raise DeviceMismatchError(
-        f"{target.name} cannot be measured here",
-        why=f"this machine has {here.device}" + (f", which is planned for as {own.name}" if own else ""),
-        remedy="Measure on that device, or take --costs model or datasheet.",
-    )
 
 
 def _modelled(

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from functools import cache
 
-from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.costs.table import CostTable, NodeCost
 from campo_onnx.ir.view import GraphView
@@ -11,6 +10,7 @@ from campo_onnx.ops.key import CONSTANT
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature
+from campo_onnx.targets.cast_model import CastModel
 from campo_onnx.targets.roofline import Estimate, cast_us_per_element, node_time
 from campo_onnx.targets.target import Target
 

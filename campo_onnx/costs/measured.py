@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.calibrate.fit import fit_cast
 from campo_onnx.calibrate.samples import cast_samples
 from campo_onnx.costs.estimated import estimate
@@ -21,6 +20,7 @@ from campo_onnx.ops.signature import Signature
 from campo_onnx.runtime.api import Support
 from campo_onnx.runtime.registry import runtime_called
 from campo_onnx.runtime.timing import SHORTEST_US
+from campo_onnx.targets.cast_model import CastModel
 from campo_onnx.targets.target import Target
 
 _CASTS = 12

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from campo_onnx.calibrate.calibration import Calibration, OpEntry
-from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.calibrate.in_step import Part
 from campo_onnx.calibrate.run import takes_tensor_cores
 from campo_onnx.calibrate.samples import SMALLEST_ELEMENTS
@@ -19,13 +18,14 @@ from campo_onnx.ops.key import CONSTANT
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.signature import Signature
 from campo_onnx.ops.work import HOST_ONLY
+from campo_onnx.targets.cast_model import CastModel
 
 
 class CostModel:
     """Cost models of a calibrated device."""
 
     def __init__(self, calibration: Calibration) -> None:
-        self.calibration = calibration
+        self.calibration, self._target = calibration, calibration.target
         self._entries = {(entry.op, entry.on_tensor_cores): entry for entry in calibration.entries}
 
     def predict(
@@ -56,7 +56,7 @@ class CostModel:
                 )
             nodes[name] = cost if part is None or name in measured else self._in_step(cost, part)
         return CostTable(
-            target=calibration.target,
+            target=self._target,
             source=CostSource.MODEL,
             nodes=nodes,
             cast=self._cast,
@@ -105,20 +105,20 @@ class CostModel:
         if work_of(signature).kind in HOST_ONLY:
             host_us = calibration.host_us if measured_us is None else measured_us
             return _fixed(node, host_us, CostSource.MODEL)
-        on_tensor_cores = takes_tensor_cores(signature, calibration.hardware, calibration.precision)
+        on_tensor_cores = takes_tensor_cores(signature, self._target, calibration.precision)
         entry = self._entry(signature.op.label, on_tensor_cores)
         fp32_us = self._fp32_us(signature, entry) if measured_us is None else measured_us
         source = CostSource.MODEL if entry is not None else CostSource.GENERAL
         if ports.refusal:
             return _fixed(node, fp32_us, source)
-        events = {**events_of(signature, fp32_us, calibration.hardware), **counters}
+        events = {**events_of(signature, fp32_us, self._target), **counters}
         model = entry.model if entry is not None else calibration.general
         if entry is not None and entry.with_counters is not None and entry.with_counters.reads(events):
             model = entry.with_counters
         low_us = model.low_us(fp32_us, events)
         # Without arithmetic there are FP32 kernels between Casts. Nothing was learned of nodes smaller than
         # all samples: no gain is counted on there.
-        if not calibration.target.computes_in(calibration.precision) or _is_small(signature):
+        if not self._target.computes_in(calibration.precision) or _is_small(signature):
             low_us = max(low_us, fp32_us)
         return NodeCost(
             node=node,
@@ -134,7 +134,7 @@ class CostModel:
 
     def _fp32_us(self, signature: Signature, entry: OpEntry | None) -> float:
         time = entry.time if entry is not None else self.calibration.general_time
-        return time.fp32_us(static_events(signature, self.calibration.hardware))
+        return time.fp32_us(static_events(signature, self._target))
 
 
 def _is_small(signature: Signature) -> bool:

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.costs.evidence import CostSource
+from campo_onnx.targets.cast_model import CastModel
 from campo_onnx.targets.target import Target
 
 

@@ -14,10 +14,10 @@ from onnx import TensorProto, numpy_helper
 
 from campo_onnx.emulation.numerics import difference, emulate, seeded
 from campo_onnx.ir.importer import Imported
-from campo_onnx.ops.precision import Precision, is_low_dtype
+from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.safety import earlier_versions
 from campo_onnx.runtime.chunked_run import run_in_pieces
-from campo_onnx.runtime.machine import Machine
+from campo_onnx.runtime.machine import CPU, Machine
 from campo_onnx.runtime.registry import machine
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
@@ -245,9 +245,8 @@ class Reference:
 
 def references(imported: Imported, batches: Iterable[Arrays]) -> tuple[Reference, ...]:
     """Prepare the FP32 step of a graph on each batch; what is low in the file is emulated."""
-    is_mixed = any(is_low_dtype(info.dtype) for info in imported.view.tensors.values())
-    model = seeded(emulate(imported.model) if is_mixed else imported.model)
-    earlier, here = earlier_versions(imported.view), machine("cpu")
+    model = seeded(emulate(imported.model) if imported.view.is_mixed else imported.model)
+    earlier, here = earlier_versions(imported.view), machine(CPU)
     return tuple(
         Reference(model=model, feeds=feeds, earlier=earlier, machine=here, folder=imported.folder)
         for feeds in batches

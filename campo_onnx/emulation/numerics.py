@@ -39,8 +39,8 @@ from campo_onnx.ops.precision import is_low_dtype
 from campo_onnx.ops.registry import RANDOM
 from campo_onnx.ops.schema import schema_of
 from campo_onnx.runtime.chunked_run import run_in_pieces
+from campo_onnx.runtime.machine import CPU
 from campo_onnx.runtime.registry import machine
-from campo_onnx.targets.target import target
 
 # They convert or make values and compute none: ONNX Runtime runs them in the low precision as they are.
 _NATIVE = frozenset({"Cast", "Constant", "ConstantOfShape"})
@@ -80,7 +80,7 @@ def emulate(model: ModelProto, dims: Mapping[str, int] | None = None) -> ModelPr
     for node in graph.node:
         work.add(node)
     replace_items(graph.node, work.nodes)
-    lower_opset(emulated, Place(target=target("cpu")))
+    lower_opset(emulated, Place.on_a_cpu())
     return emulated
 
 
@@ -229,7 +229,7 @@ def drift(
     `fp32_model` and `mixed_model`: the graph as exported, and in mixed precision, with static shapes and the
     same outputs.
     """
-    here = machine("cpu", threads)
+    here = machine(CPU, threads)
     expected = dict(run_in_pieces(seeded(fp32_model), feeds, here))
     actual = dict(run_in_pieces(seeded(emulate(mixed_model)), feeds, here))
     return {name: relative_l2(actual[name], expected[name]) for name in expected}
@@ -270,5 +270,5 @@ def seeded(model: ModelProto) -> ModelProto:
             seed = zlib.crc32(node.name.encode()) >> 8  # a float holds integers up to 2^24
             kind = int if "Dropout" in node.op_type else float
             node.attribute.append(onnx.helper.make_attribute("seed", kind(seed)))
-    lower_opset(copy, Place(target=target("cpu")))
+    lower_opset(copy, Place.on_a_cpu())
     return copy

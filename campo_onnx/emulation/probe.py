@@ -20,7 +20,7 @@ from campo_onnx.emulation.numerics import emulate, seeded
 from campo_onnx.emulation.smaller_batch import Step
 from campo_onnx.errors import ModelError, UnsupportedModelError, UsageError
 from campo_onnx.ir.view import GraphView
-from campo_onnx.ops.precision import Precision, is_low_dtype
+from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.lists.oplists import OpClass
 from campo_onnx.optimize.plan.reason import Verdict
 from campo_onnx.optimize.problem import Problem
@@ -28,7 +28,7 @@ from campo_onnx.optimize.safety import earlier_versions
 from campo_onnx.optimize.values.loss_scale import gradient_outputs, loss_scaling, low_gradients
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import Optimized, apply, decide
-from campo_onnx.runtime.machine import free_bytes
+from campo_onnx.runtime.machine import CPU, free_bytes
 from campo_onnx.runtime.registry import machine
 from campo_onnx.wording import gigabytes
 
@@ -255,7 +255,7 @@ def _subject(optimized: Optimized, model: onnx.ModelProto, sized: GraphView) -> 
     problem, imported = optimized.problem, optimized.imported
     view = problem.view
     part = part_of(sized, frozenset(node.name for node in model.graph.node))
-    if any(is_low_dtype(info.dtype) for info in view.tensors.values()):
+    if view.is_mixed:
         model = emulate(model)
     model = seeded(model)
     scaling = loss_scaling(view)
@@ -271,7 +271,7 @@ def _subject(optimized: Optimized, model: onnx.ModelProto, sized: GraphView) -> 
         ports=problem.ports,
         low=problem.low,
         earlier={t: names for t, names in earlier_versions(view).items() if t in outputs},
-        machine=machine("cpu", 1),
+        machine=machine(CPU, 1),
         folder=imported.folder,
         gradients=gradient_outputs(view, scaling),
         scale=scaling.scale if scaling.scale in view.inputs else None,

@@ -24,6 +24,7 @@ from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.registry import RANDOM
 from campo_onnx.runtime.chunked_run import run_in_pieces
 from campo_onnx.runtime.feeds import synthesize
+from campo_onnx.runtime.machine import CPU
 from campo_onnx.runtime.onnxruntime.optimized import cleaned_up
 from campo_onnx.runtime.registry import machine
 
@@ -53,7 +54,7 @@ def simplify(source: str | Path | onnx.ModelProto, dims: Mapping[str, int] | Non
     returned then; UnsupportedModelError if ONNX Runtime does not load the graph.
     """
     original = import_model(source, dims)
-    model = cleaned_up(original.model, "cpu", threads=1, folder=original.folder)
+    model = cleaned_up(original.model, CPU, threads=1, folder=original.folder)
     simpler = import_model(model, dims, folder=original.folder)
     if difference := next(differences(original.view, simpler.view), ""):
         raise CheckFailedError(
@@ -88,7 +89,7 @@ def _compared(before: Imported, after: Imported) -> str:
     """Run both graphs on the same values and compare their outputs; says why not where that is impossible."""
     if any(OpKey.of(node) in RANDOM for node in with_bodies(before.model.graph.node)):
         return "it draws random numbers"
-    here = machine("cpu", 1)
+    here = machine(CPU, 1)
     try:
         feeds = synthesize(before.view)
         first = dict(run_in_pieces(before.model, feeds, here, folder=before.folder))

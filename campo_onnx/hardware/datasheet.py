@@ -12,17 +12,17 @@ from typing import TypeVar
 
 from campo_onnx.errors import ProfileError, UsageError, did_you_mean
 from campo_onnx.files.codec import DecodeError, from_plain, from_toml
-from campo_onnx.hardware.hardware import Efficiency, Hardware
+from campo_onnx.hardware.hardware import CPU, CUDA, Efficiency, Hardware
 from campo_onnx.hardware.processor import BF16_UNITS, Processor, ProcessorKind
 
 TERA = 1e12
 GIGA = 1e9
 MIB = 2**20
 
-CPU = "cpu"
+ANY_CPU = "cpu"
 """The device that stands for any CPU."""
 
-ROUGH_CPUS = (CPU, "cpu_bf16", "cpu_amx")
+ROUGH_CPUS = (ANY_CPU, "cpu_bf16", "cpu_amx")
 """Devices that stand for many CPUs."""
 
 T = TypeVar("T")
@@ -88,7 +88,7 @@ class _DataSheet:
             raise ValueError("figures need a source")
         if self.processors and not self.bf16_feature:
             raise ValueError("a CPU with BF16 units needs bf16_feature, the instruction set that has them")
-        if (self.provider == "cuda") != bool(self.driver_names):
+        if (self.provider == CUDA) != bool(self.driver_names):
             raise ValueError("a CUDA device has driver_names, and no other device has any")
 
 
@@ -115,7 +115,7 @@ def read_catalogue(folder: Traversable) -> Catalogue:
     }
     order = sorted(
         sheets,
-        key=lambda name: (sheets[name].provider == "cpu", sheets[name].compute_capability or (1000, 0), name),
+        key=lambda name: (sheets[name].provider == CPU, sheets[name].compute_capability or (1000, 0), name),
     )
     devices: dict[str, Hardware] = {}
     assumed: dict[str, Mapping[str, Assumption]] = {}
@@ -228,7 +228,7 @@ def rough_processor(features: Set[str], cores: int) -> Hardware:
         return _some_cores("cpu_amx", cores, has_bf16=True)
     if features & BF16_UNITS:
         return _some_cores("cpu_bf16", cores, has_bf16=True)
-    return device(CPU)
+    return device(ANY_CPU)
 
 
 def _some_cores(name: str, cores: int, *, has_bf16: bool) -> Hardware:

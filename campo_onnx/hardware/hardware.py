@@ -7,7 +7,7 @@ from campo_onnx.errors import ProfileError
 from campo_onnx.ops.multiples import Multiples
 from campo_onnx.ops.precision import Precision
 
-PROCESSORS = ("cpu", "cuda", "intel_gpu")
+CPU, CUDA, INTEL_GPU = PROCESSORS = ("cpu", "cuda", "intel_gpu")
 """Kinds of processors that graphs are planned for."""
 
 AMPERE = (8, 0)
@@ -68,7 +68,7 @@ class Hardware:
                 self._refuse(f"{field.name} is {value}, and must be positive")
         if self.processor not in PROCESSORS:
             self._refuse(f"processor {self.processor!r} is none of {', '.join(PROCESSORS)}")
-        if (self.processor == "cuda") != (self.compute_capability is not None):
+        if (self.processor == CUDA) != (self.compute_capability is not None):
             self._refuse("a CUDA device has a compute capability, and no other device has one")
         tensor_peaks = (self.fp16_tensor_flops_per_s, self.tf32_flops_per_s, self.bf16_tensor_flops_per_s)
         if self.compute_capability is not None and self.compute_capability < AMPERE and any(tensor_peaks[1:]):
@@ -82,7 +82,7 @@ class Hardware:
     @property
     def is_gpu(self) -> bool:
         """Whether it is a GPU."""
-        return self.processor != "cpu"
+        return self.processor != CPU
 
     @property
     def effective_bytes_per_us(self) -> float:

@@ -21,6 +21,7 @@ from onnx import TensorProto
 
 from campo_onnx.ir.origin import UNKNOWN, Origin, modules_around, scope_in
 from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.precision import is_low_dtype
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.signature import Signature, decides, itemsize_bytes, operands
 from campo_onnx.ops.spec import Family
@@ -127,6 +128,11 @@ class GraphView:
             for tensor in node.captures:
                 uses.setdefault(tensor, []).append(Use(node.name, CAPTURE))
         return MappingProxyType({tensor: tuple(readers) for tensor, readers in uses.items()})
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether a tensor has a low precision."""
+        return any(is_low_dtype(info.dtype) for info in self.tensors.values())
 
     def downstream(self, tensors: Iterable[str]) -> frozenset[str]:
         """Tensors that any of `tensors` has a part in, themselves included."""

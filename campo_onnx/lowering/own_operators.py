@@ -35,6 +35,7 @@ from campo_onnx.builder.compact import expand, reduce, reshape, scale_apart, sca
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.products import PRODUCTS, is_turned, matmul
 from campo_onnx.builder.scaled_sums import gated_add
+from campo_onnx.builder.target import CUDA
 from campo_onnx.builder.value import Node, Value
 from campo_onnx.ir.importer import Imported
 from campo_onnx.lowering.place import Place
@@ -193,7 +194,7 @@ def _summed(is_read_once: ReadOnce, g: Graph, node: Node) -> Value | None:
     if scale_apart(g, x)[1] != 1.0:
         keepdims = bool(node.attributes.get("keepdims", 1))
         return reduce(g, "ReduceSum", x, axes.constant.tolist(), keepdims=keepdims)
-    if g.target != "cuda" or not is_read_once(node, 0):
+    if g.target != CUDA or not is_read_once(node, 0):
         return None
     over, shape = axes.constant.tolist(), node.outputs[0].shape
     if source.op_type != "ReduceSum" or source.attributes.get("keepdims", 1) or over != [0]:

@@ -7,20 +7,16 @@ from typing import Any
 from campo_onnx.builder.target import Target as Form
 from campo_onnx.builder.target import target_here
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.hardware.datasheet import device, matching
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature, make_signature
 from campo_onnx.runtime.api import Support
-from campo_onnx.runtime.machine import DEFAULT, Machine
-from campo_onnx.targets.detect import target_of
-from campo_onnx.targets.target import Target
+from campo_onnx.runtime.machine import CPU, DEFAULT, Machine
+from campo_onnx.targets.detect import target_or_any_gpu
+from campo_onnx.targets.target import Target, target
 
 CONVOLUTIONS_IN_BF16 = 22
 """The first opset in which Conv, ConvTranspose and pooling admit BF16."""
-
-_ANY_GPU = "v100"
-"""By whose figures forms are chosen for a GPU without any."""
 
 
 @dataclass(slots=True)
@@ -57,9 +53,12 @@ class Place:
     @classmethod
     def on(cls, machine: Machine) -> "Place":
         """The runtime and the processor of a machine; of a GPU without figures, with those of any."""
-        if machine.is_gpu and matching(machine.device) is None:
-            return cls(target=Target.of(device(_ANY_GPU), machine.runtime))
-        return cls(target=target_of(machine))
+        return cls(target=target_or_any_gpu(machine))
+
+    @classmethod
+    def on_a_cpu(cls) -> "Place":
+        """The default runtime on any CPU, where graphs are emulated."""
+        return cls(target=target(CPU))
 
     def runs(self, signature: Signature, opset: int | None = None) -> bool:
         """Whether the runtime takes a node in FP32, were its graph of an opset, by default :attr:`opset`."""

@@ -41,6 +41,7 @@ import onnx
 
 from campo_onnx.builder.compact import reshape, scaled
 from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.target import CUDA
 from campo_onnx.builder.value import Node, Value
 from campo_onnx.ir.importer import Imported
 from campo_onnx.lowering.place import Place
@@ -59,7 +60,7 @@ def rows_on_gpu(imported: Imported, place: Place) -> onnx.ModelProto:
 
     What pays, and the height of an image, depend on sizes.
     """
-    if place.operators != "cuda" or place.sizes_change:
+    if place.operators != CUDA or place.sizes_change:
         return imported.model
     return rebuilt(imported, {"ReduceSum": _summed, "BatchNormalization": _scaled_rows}, place)
 

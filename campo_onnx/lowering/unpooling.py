@@ -25,6 +25,7 @@ from onnx import TensorProto, numpy_helper
 
 from campo_onnx.builder.compact import reshape
 from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.target import CPU
 from campo_onnx.builder.value import Node, Value
 from campo_onnx.ir.importer import Imported
 from campo_onnx.lowering.place import Place
@@ -33,7 +34,7 @@ from campo_onnx.lowering.rebuild import rebuilt
 
 def unpooling(imported: Imported, place: Place) -> onnx.ModelProto:
     """Write gradients of max pools as MaxUnpool."""
-    if place.operators != "cpu":
+    if place.operators != CPU:
         return imported.model
     return rebuilt(imported, {"ScatterElements": _unpooled}, place)
 

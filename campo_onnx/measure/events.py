@@ -8,10 +8,9 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from campo_onnx.hardware.hardware import Hardware
-
 if TYPE_CHECKING:
     from campo_onnx.ops.signature import Signature
+    from campo_onnx.targets.target import Target
 
 ALIGNMENT_ELEMENTS = 8
 """Multiple that FP16 tensor cores want of every dimension of a product."""
@@ -42,7 +41,7 @@ STATIC_EVENTS = (*(event for event in EVENTS if event not in RATES), "beyond_l2_
 """Events that follow from shapes: what FP32 times are predicted from."""
 
 
-def static_events(signature: "Signature", hardware: Hardware) -> Mapping[str, float]:
+def static_events(signature: "Signature", target: "Target") -> Mapping[str, float]:
     """Events that follow from shapes alone, and what FP32 times are predicted from."""
     from campo_onnx.ops.facts import moved_bytes, work_of  # lists of devices need the names alone
     from campo_onnx.ops.ports import Ports
@@ -50,7 +49,7 @@ def static_events(signature: "Signature", hardware: Hardware) -> Mapping[str, fl
 
     work, traffic = work_of(signature), moved_bytes(signature, Ports(), None)
     elements = max((operand.elements for operand in signature.operands), default=0)
-    waves = elements / (hardware.sm_count * _THREADS_PER_SM)
+    waves = elements / (target.hardware.sm_count * _THREADS_PER_SM)
     dims = [dim for gemm in work.gemms for dim in (gemm.channels or (gemm.m, gemm.n, gemm.k))]
     aligned = sum(dim % ALIGNMENT_ELEMENTS == 0 for dim in dims)
     return {
@@ -59,18 +58,18 @@ def static_events(signature: "Signature", hardware: Hardware) -> Mapping[str, fl
         "flops_per_byte": work.flops / traffic if traffic else 0.0,
         "occupancy": min(1.0, waves),
         "waves": waves,
-        "utilization": min((utilization(gemm, hardware.sm_count) for gemm in work.gemms), default=1.0),
-        "working_set_over_l2": signature.nbytes / hardware.l2_bytes,
-        "beyond_l2_bytes": max(0.0, signature.nbytes - hardware.l2_bytes),
+        "utilization": min((utilization(gemm, target.hardware.sm_count) for gemm in work.gemms), default=1.0),
+        "working_set_over_l2": signature.nbytes / target.hardware.l2_bytes,
+        "beyond_l2_bytes": max(0.0, signature.nbytes - target.hardware.l2_bytes),
         "alignment": aligned / len(dims) if dims else 1.0,
         "sum_length": max((gemm.k for gemm in work.gemms), default=0),
         "rows": max((gemm.m for gemm in work.gemms), default=0),
     }
 
 
-def events_of(signature: "Signature", fp32_us: float, hardware: Hardware) -> Mapping[str, float]:
+def events_of(signature: "Signature", fp32_us: float, target: "Target") -> Mapping[str, float]:
     """All events of a node whose FP32 time is known, in the order of :data:`EVENTS`."""
-    static = static_events(signature, hardware)
+    static = static_events(signature, target)
     is_timed = fp32_us > 0 and math.isfinite(fp32_us)
     rates = {
         "bytes_per_us": static["moved_bytes"] / fp32_us if is_timed else 0.0,

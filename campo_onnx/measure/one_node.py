@@ -1,6 +1,6 @@
 """A graph of one node, to time it by itself."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -9,7 +9,11 @@ import onnx
 from onnx import helper
 
 from campo_onnx.ir.view import GraphView, OpNode, TensorInfo, TensorKind
+from campo_onnx.ops.facts import ports_of, work_of
+from campo_onnx.ops.ports import lowered
+from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Operand, Signature
+from campo_onnx.ops.work import HOST_ONLY
 
 NODE = "node"
 """Name of the one node."""
@@ -25,6 +29,21 @@ def standalone(view: GraphView, node: str) -> Signature | None:
     """
     signature = view.signature(node)
     return signature if signature.stands_alone else None
+
+
+def step_samples(view: GraphView, low: Precision) -> Iterator[Signature]:
+    """Find the nodes of a step that are to be timed in both precisions, each once.
+
+    Shapes that are drawn lie around those of public layers; the largest nodes of a step decide its time.
+    """
+    seen: set[str] = set()
+    for node in view.nodes:
+        signature = standalone(view, node.name)
+        if signature is None or signature.key in seen or work_of(signature).kind in HOST_ONLY:
+            continue
+        seen.add(signature.key)
+        if lowered(signature, ports_of(signature, low), low) is not None:
+            yield signature
 
 
 def one_node_view(signature: Signature) -> GraphView:

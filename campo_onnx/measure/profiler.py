@@ -97,7 +97,7 @@ def take_profile(
                 "spread_us": timing.spread_us if timing else None,
                 "repeats": timing.repeats if timing else 0,
                 "measured": how.value,
-                **(events_of(signature, timing.median_us, target.hardware) if signature and timing else {}),
+                **(events_of(signature, timing.median_us, target) if signature and timing else {}),
                 **(counted.by_key.get(signature.key, {}) if signature else {}),
             }
         )

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 
-from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.ir.memo import remembered
 from campo_onnx.ir.view import CAPTURE, FLOAT, GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import CAST
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
+from campo_onnx.targets.cast_model import CastModel
 
 _NONE_US: Mapping[str, float] = MappingProxyType({})  # one object for the many sites without a given Cast
 

@@ -11,11 +11,11 @@ from types import MappingProxyType
 from typing import Any
 
 from campo_onnx.costs.table import CostTable
+from campo_onnx.ir.flat_weights import FlatWeights
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.casts import CastSite, cast_sites
-from campo_onnx.optimize.flat_weights import FlatWeights
 from campo_onnx.optimize.graph_kind import UNKNOWN_KIND, GraphKind
 from campo_onnx.optimize.lists.classify import Classification
 from campo_onnx.optimize.lists.op_class import MAY_BE_LOW, OpClass

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from campo_onnx.costs.evidence import CostSource, Evidence
 from campo_onnx.errors import CampoError
-from campo_onnx.hardware.datasheet import devices
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.plan.plan import Plan
@@ -15,7 +14,7 @@ from campo_onnx.optimize.plan.reason import Reason
 from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import Optimized, decide, planned, problem_of
-from campo_onnx.targets.target import Target
+from campo_onnx.targets.target import targets
 
 PATIENCE_S = 5.0
 """Time after which no further plan is tried."""
@@ -188,7 +187,6 @@ def _others(options: Options) -> Iterator[Options]:
 
 def _other_gpus(options: Options) -> Iterator[Options]:
     """The same for the other GPUs, from public figures."""
-    for name, hardware in devices().items():
-        if hardware.is_gpu and name != options.target.name:
-            there = Target.of(hardware)
+    for name, there in targets().items():
+        if there.hardware.is_gpu and name != options.target.name:
             yield replace(options, target=there, costs=CostSource.DATASHEET, evidence=Evidence())

@@ -7,9 +7,9 @@ from types import MappingProxyType
 
 from campo_onnx.costs.evidence import CostSource, Evidence
 from campo_onnx.errors import UsageError
+from campo_onnx.ir.flat_weights import FlatWeights
 from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.precision import Precision
-from campo_onnx.optimize.flat_weights import FlatWeights
 from campo_onnx.optimize.lists.oplists import OpLists
 from campo_onnx.optimize.plan.reason import Verdict
 from campo_onnx.optimize.strategies import DEFAULT_STRATEGY, strategy_called

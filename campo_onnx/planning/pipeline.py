@@ -12,6 +12,7 @@ from campo_onnx.costs.evidence import CostSource
 from campo_onnx.costs.table import CostTable
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.ir.constants import is_external
+from campo_onnx.ir.flat_weights import FlatWeights
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.size_ranges import with_examples
 from campo_onnx.ir.view import GraphView
@@ -22,7 +23,6 @@ from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.eligibility import fixed_nodes
-from campo_onnx.optimize.flat_weights import FlatWeights
 from campo_onnx.optimize.graph_kind import graph_kind
 from campo_onnx.optimize.lists.classify import classify
 from campo_onnx.optimize.lists.oplists import preset

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from campo_onnx.costs.evidence import CostSource
-from campo_onnx.hardware.datasheet import Assumption, devices
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.problem import Problem
-from campo_onnx.targets.target import Target
+from campo_onnx.targets.target import Assumptions, targets
 
 MEANINGS: Mapping[CostSource, str] = {
     CostSource.MEASURE: "measured: the node was timed alone on this machine, in both precisions",
@@ -42,7 +41,7 @@ class Provenance:
     figures_from: str
     predicted: str  # how the figures came about, in two or three words: what stands beside each of them
     sources: tuple[SourceRow, ...]  # By share of the step, largest first
-    assumed: Mapping[str, Assumption]  # figures that no data sheet states, each with a reason
+    assumed: Assumptions  # figures that no data sheet states, each with a reason
     cast: str  # how the time of a Cast is computed; ``""`` where only a plan file is at hand
     basis: tuple[str, ...]  # machine, software, date and accuracy of measurements, one sentence each
 
@@ -53,16 +52,16 @@ def provenance(plan: Plan, problem: Problem | None) -> Provenance:
     `problem` has the costs of every node; None where only a plan file is at hand, which says one source for
     all.
     """
-    hardware = devices().get(plan.device)
+    planned_for = targets().get(plan.device)
     # A plan file may have been written by a version with other sources.
     known_sources = {source.value for source in CostSource}
     source = CostSource(plan.source) if plan.source in known_sources else CostSource.UNKNOWN
-    assumed: Mapping[str, Assumption] = {}
-    if hardware is not None:
-        assumed = (Target.of(hardware) if problem is None else problem.costs.target).assumptions
+    assumed: Assumptions = {}
+    if planned_for is not None:
+        assumed = (planned_for if problem is None else problem.costs.target).assumptions
     return Provenance(
-        device=plan.device if hardware is None else hardware.title,
-        figures_from="" if hardware is None else hardware.source,
+        device=plan.device if planned_for is None else planned_for.hardware.title,
+        figures_from="" if planned_for is None else planned_for.hardware.source,
         predicted=_ways(source),
         sources=_rows(plan, problem, source),
         assumed=assumed,

@@ -16,7 +16,7 @@ from campo_onnx.ir.view import GraphView
 from campo_onnx.ir.walk import Walk
 from campo_onnx.runtime.api import Runtime
 from campo_onnx.runtime.feeds import index_bound
-from campo_onnx.runtime.machine import DEFAULT
+from campo_onnx.runtime.machine import CPU, DEFAULT
 from campo_onnx.runtime.registry import runtime_called, runtimes
 
 _LOG = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ _WHOLE = frozenset({TensorProto.INT64, TensorProto.UINT64, TensorProto.UINT32})
 def runtimes_on_cpu() -> tuple[Runtime, ...]:
     """List the installed runtimes that run graphs on a CPU in its caller's memory, the default first."""
     others = (r for r in runtimes() if r.name != DEFAULT and r.capabilities.takes_addresses)
-    return (runtime_called(DEFAULT), *(r for r in others if not r.problem("cpu")))
+    return (runtime_called(DEFAULT), *(r for r in others if not r.problem(CPU)))
 
 
 def needs_default(view: GraphView) -> bool:

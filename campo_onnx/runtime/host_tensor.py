@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.runtime.machine import CPU
 
 _ALIGNMENT_BYTES = 256
 """That of CUDA's own allocator, and more than any CPU kernel asks for."""
@@ -31,7 +32,7 @@ class HostTensor:
     """A tensor of a CPU, at an address that never changes, so that bindings stay valid."""
 
     array: NDArray[Any]  # the memory, C-contiguous
-    processor: ClassVar[str] = "cpu"
+    processor: ClassVar[str] = CPU
 
     @classmethod
     def zeros(cls, shape: Sequence[int], dtype: int) -> "HostTensor":

@@ -5,6 +5,11 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
+from campo_onnx.hardware.hardware import PROCESSORS
+
+CPU, CUDA = PROCESSORS[:2]
+"""Processors that a machine runs graphs on."""
+
 DEFAULT = "onnxruntime"
 """The runtime that graphs are run by unless told otherwise."""
 
@@ -35,7 +40,7 @@ class Machine:
     @property
     def is_gpu(self) -> bool:
         """Whether it is a GPU."""
-        return self.provider == "cuda"
+        return self.provider == CUDA
 
     def is_same_device(self, other: "Machine") -> bool:
         """Whether timings of both describe the same device, whatever the software's versions."""

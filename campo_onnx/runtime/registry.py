@@ -13,7 +13,7 @@ from campo_onnx.errors import DeviceUnavailableError, UsageError
 from campo_onnx.hardware.hardware import PROCESSORS
 from campo_onnx.ops.precision import Precision, low_precisions
 from campo_onnx.runtime.api import LOAD_SETTINGS, LoadSettings, Program, Runtime, Tensor
-from campo_onnx.runtime.machine import DEFAULT, Machine
+from campo_onnx.runtime.machine import CPU, CUDA, DEFAULT, Machine
 
 if TYPE_CHECKING:
     import onnx
@@ -49,16 +49,16 @@ def processor_for(wanted: str, runtime: str = AUTO) -> str:
     """Turn ``auto``, ``cpu`` or ``cuda`` into a processor that a runtime runs on here."""
     chosen = runtime_called(runtime)
     if wanted == AUTO:
-        return "cpu" if chosen.problem("cuda") else "cuda"
+        return CPU if chosen.problem(CUDA) else CUDA
     if wanted not in PROCESSORS:
         raise UsageError(f"unknown provider {wanted!r}", remedy="Choose auto, cpu or cuda.")
-    if wanted not in ("cpu", "cuda"):
+    if wanted not in (CPU, CUDA):
         raise DeviceUnavailableError(
             f"nothing runs on {wanted} here",
             why=runtimes_for(wanted)[0].problem(wanted),
             remedy="Take predictions: --costs datasheet.",
         )
-    if wanted == "cuda" and (why := chosen.problem("cuda")):
+    if wanted == CUDA and (why := chosen.problem(CUDA)):
         raise DeviceUnavailableError(
             "the CUDA provider cannot be used"
             if chosen.name == DEFAULT

@@ -1,24 +1,23 @@
 """The target that this machine is, and the one to plan for when the user names none."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from campo_onnx.errors import DeviceUnavailableError
+from campo_onnx.errors import DeviceMismatchError, DeviceUnavailableError
 from campo_onnx.hardware import datasheet
-from campo_onnx.hardware.datasheet import CPU, ROUGH_CPUS
+from campo_onnx.hardware.datasheet import ANY_CPU, ROUGH_CPUS
 from campo_onnx.hardware.hardware import Hardware
 from campo_onnx.hardware.processor import this_processor
 from campo_onnx.ops.precision import low_precisions
 from campo_onnx.runtime.gpu import visible_gpu
-from campo_onnx.runtime.machine import DEFAULT, cores, cpu_name
-from campo_onnx.runtime.registry import AUTO, runtime_called, runtimes_for
+from campo_onnx.runtime.machine import CPU, CUDA, DEFAULT, Machine, cores, cpu_name
+from campo_onnx.runtime.registry import AUTO, machine, processor_for, runtime_called, runtimes_for
 from campo_onnx.targets.target import Target
-
-if TYPE_CHECKING:
-    from campo_onnx.runtime.machine import Machine
 
 FALLBACK = "h200"
 """Planned for where no GPU of known figures is in the machine."""
+
+_ANY_GPU = "v100"
+"""Stands for a GPU without figures where only the runtime's kernels count."""
 
 
 def resolve_target(name: str, runtime: str = AUTO) -> tuple[Target, str]:
@@ -28,7 +27,7 @@ def resolve_target(name: str, runtime: str = AUTO) -> tuple[Target, str]:
     is no device, or no runtime, of that name.
     """
     chosen = runtime_called(runtime)
-    if name == "auto" and chosen.name != DEFAULT and chosen.problem("cuda"):
+    if name == AUTO and chosen.name != DEFAULT and chosen.problem(CUDA):
         here = this_cpu(chosen.name)
         where = f"where {chosen.name} runs"
         if here.name in ROUGH_CPUS:
@@ -53,14 +52,14 @@ def this_cpu(runtime: str, threads: int = 0) -> Target:
     """
     chosen = runtime_called(runtime)
     is_told_apart = chosen.capabilities.has_low_cpu_kernels
-    return Target.of(cpu_figures(threads or cores()) if is_told_apart else datasheet.device(CPU), chosen)
+    return Target.of(cpu_figures(threads or cores()) if is_told_apart else datasheet.device(ANY_CPU), chosen)
 
 
 def cpu_with_low_precision() -> Target | None:
     """Find this machine's CPU with an installed runtime that computes in a low precision on it."""
     for runtime in runtimes_for(CPU):
         here = this_cpu(runtime.name)
-        if not runtime.problem("cpu") and any(map(here.computes_in, low_precisions())):
+        if not runtime.problem(CPU) and any(map(here.computes_in, low_precisions())):
             return here
     return None
 
@@ -69,14 +68,14 @@ def cpu_figures(threads: int) -> Hardware:
     """Find the figures of this machine's CPU, for as many cores, or those of a rough one with such units."""
     processor = this_processor()
     if processor is None:
-        return datasheet.device(CPU)
+        return datasheet.device(ANY_CPU)
     return datasheet.matching_processor(processor, threads) or datasheet.rough_processor(
         processor.features, threads
     )
 
 
 def _named(name: str) -> tuple[Hardware, str]:
-    if name != "auto":
+    if name != AUTO:
         return datasheet.device(name), ""
     instead = f"planning for {FALLBACK}; choose with --device"
     visible = visible_gpu()
@@ -89,28 +88,60 @@ def _named(name: str) -> tuple[Hardware, str]:
     return match, f"Planning for this machine's {gpu_name}."
 
 
-def target_of(machine: "Machine") -> Target:
+def target_of(measured: Machine) -> Target:
     """Describe a machine, by the figures of its processor.
 
     Caches and peaks only scale events and set the comparison with a roofline; no time comes from
     them.
     """
-    if not machine.is_gpu:
-        here = this_cpu(machine.runtime, machine.threads)
+    if not measured.is_gpu:
+        here = this_cpu(measured.runtime, measured.threads)
         return replace(
             here,
             hardware=replace(
-                here.hardware, title=machine.device, sm_count=machine.threads, source="this machine"
+                here.hardware, title=measured.device, sm_count=measured.threads, source="this machine"
             ),
         )
-    hardware = datasheet.matching(machine.device)
+    hardware = datasheet.matching(measured.device)
     if hardware is None:
         raise DeviceUnavailableError(
-            _unknown(machine.device),
+            _unknown(measured.device),
             why="cores and caches are needed to describe what was measured",
             remedy="Add a file to campo_onnx/hardware/data, from its data sheet.",
         )
-    return Target.of(replace(hardware, source="this machine"), machine.runtime)
+    return Target.of(replace(hardware, source="this machine"), measured.runtime)
+
+
+def is_here(target: Target) -> bool:
+    """Whether this machine is, or has, the device, with a provider that loads."""
+    try:
+        machine_of(target)
+    except (DeviceUnavailableError, DeviceMismatchError):
+        return False
+    return True
+
+
+def machine_of(target: Target, threads: int = 0) -> Machine:
+    """Identify this machine, which must have the device."""
+    name = target.runtime.name
+    here = machine(processor_for(target.hardware.processor, name), threads, name)
+    is_gpu = target.hardware.is_gpu
+    own = datasheet.matching(here.device) if is_gpu else target_of(here).hardware
+    is_any_cpu = not is_gpu and (target.name in ROUGH_CPUS or target.name not in datasheet.devices())
+    if is_any_cpu or (own is not None and own.name == target.name):
+        return here
+    raise DeviceMismatchError(
+        f"{target.name} cannot be measured here",
+        why=f"this machine has {here.device}" + (f", which is planned for as {own.name}" if own else ""),
+        remedy="Measure on that device, or take --costs model or datasheet.",
+    )
+
+
+def target_or_any_gpu(measured: Machine) -> Target:
+    """Describe a machine; one whose GPU has no figures, by those of any GPU: kernels are the same."""
+    if measured.is_gpu and datasheet.matching(measured.device) is None:
+        return Target.of(datasheet.device(_ANY_GPU), measured.runtime)
+    return target_of(measured)
 
 
 def _unknown(gpu: str) -> str:

@@ -6,7 +6,7 @@ from campo_onnx.errors import DeviceUnavailableError
 from campo_onnx.hardware.processor import UNITS, this_processor
 from campo_onnx.runtime.api import Capabilities
 from campo_onnx.runtime.gpu import visible_gpu
-from campo_onnx.runtime.machine import cores, cpu_name
+from campo_onnx.runtime.machine import CPU, cores, cpu_name
 from campo_onnx.runtime.registry import runtimes
 from campo_onnx.targets.detect import cpu_figures
 
@@ -40,7 +40,7 @@ def this_machine() -> Here:
     installed = []
     for runtime in runtimes():
         version = runtime.installed
-        problem = "" if version else runtime.problem("cpu")
+        problem = "" if version else runtime.problem(CPU)
         try:
             version = version or ("" if problem else runtime.version)
         except DeviceUnavailableError as error:

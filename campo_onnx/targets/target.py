@@ -3,12 +3,14 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeAlias
 
 from campo_onnx.errors import ProfileError, UsageError
 from campo_onnx.hardware import datasheet
 from campo_onnx.hardware.datasheet import Assumption
-from campo_onnx.hardware.hardware import Hardware
+from campo_onnx.hardware.hardware import CPU, CUDA, Hardware
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.api import Runtime, Support
 from campo_onnx.runtime.overhead import CpuKernels
@@ -16,6 +18,10 @@ from campo_onnx.runtime.registry import AUTO, runtime_called, runtimes_for
 
 if TYPE_CHECKING:
     from campo_onnx.ops.signature import Signature
+
+
+Assumptions: TypeAlias = Mapping[str, Assumption]
+"""Figures that no data sheet states, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +77,7 @@ class Target:
         return self.hardware.name
 
     @property
-    def assumptions(self) -> Mapping[str, Assumption]:
+    def assumptions(self) -> Assumptions:
         """Figures that no data sheet states, by name: the runtime's, then the hardware's."""
         added = self.runtime.overhead(self.hardware.processor)
         own = {"launch_us": added.launch_us, "host_us": added.host_us}
@@ -83,14 +89,14 @@ class Target:
 
         A CPU without figures of its own has those of any CPU, a runtime without has the default runtime's.
         """
-        overheads = (runtime.overhead("cpu") for runtime in (self.runtime, runtime_called(AUTO)))
+        overheads = (runtime.overhead(CPU) for runtime in (self.runtime, runtime_called(AUTO)))
         tables = next(overhead.kernels for overhead in overheads if overhead.kernels)
-        return tables.get(self.name, tables["cpu"])
+        return tables.get(self.name, tables[datasheet.ANY_CPU])
 
     @property
     def can_capture(self) -> bool:
         """Whether the runtime can capture a step here as a CUDA graph."""
-        return self.hardware.processor == "cuda" and self.runtime.capabilities.captures
+        return self.hardware.processor == CUDA and self.runtime.capabilities.captures
 
     @property
     def captured(self) -> "Target":
@@ -135,3 +141,13 @@ def target(device: str, runtime: str = AUTO) -> Target:
     ('onnxruntime', 4.0)
     """
     return Target.of(datasheet.device(device), runtime)
+
+
+@cache
+def targets() -> Mapping[str, Target]:
+    """All devices that come with the program, by name, each with the first runtime that has kernels for it.
+
+    >>> targets()["v100"] == target("v100")
+    True
+    """
+    return MappingProxyType({name: Target.of(hardware) for name, hardware in datasheet.devices().items()})

@@ -17,7 +17,7 @@ from campo_onnx.errors import ModelError
 from campo_onnx.export.optimizers import LAMB, Optimizer
 from campo_onnx.export.update_equations import update_numbers
 from campo_onnx.runtime.api import Tensor
-from campo_onnx.runtime.machine import DEFAULT, Machine
+from campo_onnx.runtime.machine import CPU, CUDA, DEFAULT, Machine
 from campo_onnx.runtime.registry import tensor
 from campo_onnx.step import naming as step_naming
 from campo_onnx.training import updates
@@ -25,7 +25,7 @@ from campo_onnx.training.flat_program import FlatProgram
 from campo_onnx.training.flat_state import ROW, FlatLayout, Segment
 from campo_onnx.training.weight_update import WeightUpdate
 
-ROWS_A_RUN: Mapping[str, int] = MappingProxyType({"cpu": 512, "cuda": 65_536})
+ROWS_A_RUN: Mapping[str, int] = MappingProxyType({CPU: 512, CUDA: 65_536})
 """Rows of one run of an update.
 
 On a CPU what its caches hold, 2 MiB a tensor: AdamW of 25 million numbers took 62 ms on one thread in such

@@ -20,6 +20,7 @@ from campo_onnx.ir.view import GraphView
 from campo_onnx.ir.walk import Walk
 from campo_onnx.runtime.api import LoadSettings, Program
 from campo_onnx.runtime.feeds import index_bound
+from campo_onnx.runtime.machine import CPU
 from campo_onnx.runtime.registry import load, machine
 
 _WHOLE = frozenset(
@@ -86,7 +87,7 @@ class IndexGuard:
         try:
             settings = LoadSettings(spins=False)
             part = _part(imported, computed)
-            program = load(part, machine("cpu", 1), folder=imported.folder, settings=settings)
+            program = load(part, machine(CPU, 1), folder=imported.folder, settings=settings)
         except UnsupportedModelError:  # a type for which only a GPU has a kernel
             fed = tuple(use for use in uses if not use.nodes)
             return cls(uses=fed, program=None, depends_on_sizes=is_open)

@@ -7,9 +7,9 @@ from onnx import TensorProto, helper
 
 from campo_onnx.builder.graph import IR_VERSION
 from campo_onnx.errors import UsageError
+from campo_onnx.ir.flat_weights import FlatWeights
 from campo_onnx.ir.proto import replace_items
 from campo_onnx.ir.view import GraphView
-from campo_onnx.optimize.flat_weights import FlatWeights
 from campo_onnx.step import naming as step_naming
 from campo_onnx.training.flat_state import ROW, FlatLayout, flat_layout
 

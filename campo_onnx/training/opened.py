@@ -18,7 +18,7 @@ from campo_onnx.lowering.place import Place
 from campo_onnx.lowering.sequence import as_it_runs
 from campo_onnx.runtime.choice import keep_choice, kept_choice, needs_default, runtimes_on_cpu, times_us
 from campo_onnx.runtime.feeds import synthesize
-from campo_onnx.runtime.machine import DEFAULT, Machine
+from campo_onnx.runtime.machine import CPU, DEFAULT, Machine
 from campo_onnx.runtime.registry import AUTO, machine, processor_for, runtime_called
 from campo_onnx.step.interface import StepInterface, step_interface
 from campo_onnx.training.flat_step import FlatStep
@@ -62,7 +62,7 @@ class Opening:
         does.
         """
         processor = processor_for(provider, runtime)
-        if self.cuda_graph and processor == "cpu":
+        if self.cuda_graph and processor == CPU:
             raise UsageError("a CUDA graph cannot be captured on a CPU", remedy="Leave cuda_graph off.")
         places = [machine(processor, threads, name) for name in self._runtimes(processor, runtime)]
         if len(places) == 1:
@@ -92,7 +92,7 @@ class Opening:
     def _runtimes(self, processor: str, runtime: str) -> Sequence[str]:
         if runtime != AUTO:
             return (runtime,)
-        if processor != "cpu" or ranges_of(self.imported.model) or needs_default(self.imported.view):
+        if processor != CPU or ranges_of(self.imported.model) or needs_default(self.imported.view):
             return (DEFAULT,)
         return [each.name for each in runtimes_on_cpu()]
 

@@ -12,7 +12,6 @@ from campo_onnx.bench import verify as verification
 from campo_onnx.bench.graphs import Graph
 from campo_onnx.bench.result import BenchResult, BenchRow, Interval, Outcome
 from campo_onnx.bench.verify import scaled_costs, verify
-from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.costs.table import CostTable
 from campo_onnx.errors import ModelError
@@ -22,6 +21,7 @@ from campo_onnx.optimize.plan.reason import Reason
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import Optimized, optimize
 from campo_onnx.runtime.registry import machine
+from campo_onnx.targets.cast_model import CastModel
 from campo_onnx.targets.target import target
 
 GRAPH = Path(__file__).parents[1] / "data" / "alexnet_like.onnx"

@@ -9,7 +9,6 @@ import pytest
 
 from campo_onnx.calibrate import catalog as calibrations
 from campo_onnx.calibrate.calibration import Calibration
-from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.calibrate.catalog import (
     Origin,
     file_name,
@@ -33,6 +32,7 @@ from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.registry import machine
 from campo_onnx.runtime.timing import Timing
+from campo_onnx.targets.cast_model import CastModel
 from campo_onnx.targets.detect import target_of
 from campo_onnx.targets.target import target
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from campo_onnx.calibrate import fit
-from campo_onnx.calibrate.cast_model import CastModel, Knee
 from campo_onnx.calibrate.fit import (
     METHODS,
     PAPER,
@@ -24,6 +23,7 @@ from campo_onnx.calibrate.fit import (
     split,
 )
 from campo_onnx.calibrate.op_model import TIME, OpModel, TimeModel
+from campo_onnx.targets.cast_model import CastModel, Knee
 
 
 def samples(count: int, low_us, *, noise: float = 0.0, seed: int = 0) -> list[Sample]:

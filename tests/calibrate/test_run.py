@@ -16,7 +16,7 @@ from campo_onnx.calibrate.calibration import Calibration, load_calibration
 from campo_onnx.calibrate.in_step import InStep
 from campo_onnx.calibrate.op_model import OpModel
 from campo_onnx.calibrate.run import Workload, calibrate
-from campo_onnx.calibrate.samples import Sampling, samples_of, step_samples
+from campo_onnx.calibrate.samples import Sampling, samples_of
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.costs.predicted import CostModel
 from campo_onnx.errors import ProfileError, UsageError
@@ -24,7 +24,7 @@ from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.view import GraphView
 from campo_onnx.measure.events import EVENTS, events_of
 from campo_onnx.measure.node_timer import NodeTimer
-from campo_onnx.measure.one_node import NODE, one_node_view
+from campo_onnx.measure.one_node import NODE, one_node_view, step_samples
 from campo_onnx.measure.store import Store
 from campo_onnx.ops.facts import moved_bytes, ports_of, work_of
 from campo_onnx.ops.key import OpKey
@@ -115,11 +115,11 @@ def test_ops_without_a_kernel_are_named_and_the_rest_is_kept() -> None:
 
 def test_events_are_complete_and_follow_the_shapes() -> None:
     (small, large) = sorted(samples_of("Add", replace(TINY.sampling, count=2)), key=lambda s: s.nbytes)
-    first, second = (events_of(s, 10.0, H200.hardware) for s in (small, large))
+    first, second = (events_of(s, 10.0, H200) for s in (small, large))
     assert tuple(first) == EVENTS
     assert first["moved_bytes"] < second["moved_bytes"]
     assert second["bytes_per_us"] == pytest.approx(second["moved_bytes"] / 10)
-    assert events_of(small, 0.0, H200.hardware)["bytes_per_us"] == 0.0
+    assert events_of(small, 0.0, H200)["bytes_per_us"] == 0.0
 
 
 def test_file_round_trip(calibration: Calibration, tmp_path: Path) -> None:

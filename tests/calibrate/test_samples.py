@@ -7,10 +7,10 @@ import onnx
 import pytest
 
 from campo_onnx.calibrate.layers import GENERATORS, QUICK_OPS, SAMPLED_OPS
-from campo_onnx.calibrate.samples import Sampling, cast_samples, samples_of, step_samples
+from campo_onnx.calibrate.samples import Sampling, cast_samples, samples_of
 from campo_onnx.errors import UsageError
 from campo_onnx.ir.importer import import_model
-from campo_onnx.measure.one_node import one_node_model
+from campo_onnx.measure.one_node import one_node_model, step_samples
 from campo_onnx.ops.facts import ports_of, work_of
 from campo_onnx.ops.multiples import Multiples
 from campo_onnx.ops.ports import lowered
@@ -62,12 +62,12 @@ def test_unknown_operator() -> None:
 
 
 def test_on_a_gpu_gradients_of_weights_follow_the_usual_products() -> None:
-    usual, more = (samples_of("Gemm", SMALL, processor=processor) for processor in ("", "gpu"))
+    usual, more = (samples_of("Gemm", SMALL, is_gpu=is_gpu) for is_gpu in (None, True))
     assert more[: len(usual)] == usual
     further = more[len(usual) :]
     assert len(further) == SMALL.count
     assert all(node.attribute("transA", 0) == 1 for node in further)
-    assert samples_of("Add", SMALL, processor="gpu") == samples_of("Add", SMALL)
+    assert samples_of("Add", SMALL, is_gpu=True) == samples_of("Add", SMALL)
 
 
 def test_casts_go_both_ways_over_a_log_sweep() -> None:

@@ -10,7 +10,7 @@ import pytest
 from campo_onnx.calibrate.calibration import Calibration
 from campo_onnx.calibrate.run import Workload, calibrate
 from campo_onnx.calibrate.samples import Sampling
-from campo_onnx.costs.choose import costs_for, is_here, measured_costs
+from campo_onnx.costs.choose import costs_for, measured_costs
 from campo_onnx.costs.evidence import CostSource, Evidence
 from campo_onnx.errors import DeviceMismatchError, DeviceUnavailableError, ProfileError, UsageError
 from campo_onnx.ir.importer import Imported, import_model
@@ -24,7 +24,7 @@ from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.onnxruntime.kernels import has_kernel
 from campo_onnx.runtime.registry import machine
-from campo_onnx.targets.detect import target_of
+from campo_onnx.targets.detect import is_here, target_of
 from campo_onnx.targets.target import target
 from tests.timed_by_bytes import time_node
 

@@ -10,11 +10,11 @@ import onnx
 from onnx import parser
 
 from campo_onnx.calibrate.calibration import Calibration
-from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.calibrate.op_model import OpModel, TimeModel
 from campo_onnx.measure.store import Execution
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.machine import Machine
+from campo_onnx.targets.cast_model import CastModel
 from campo_onnx.targets.target import target
 from campo_onnx.training.session import TrainingSession
 from tests.fuzz.cases import CHECK_ALL, GIVEN_ONES, MIXED_ONES, RANDOM_GRAPHS, USER_CALIBRATION

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from campo_onnx.costs.choose import this_machine
 from campo_onnx.errors import DeviceMismatchError, ProfileError
 from campo_onnx.hardware.datasheet import devices, matching_processor, read_catalogue
 from campo_onnx.hardware.processor import Processor, parse_cpuinfo
@@ -12,7 +11,7 @@ from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.registry import runtimes
 from campo_onnx.targets import detect
-from campo_onnx.targets.detect import resolve_target, target_of, this_cpu
+from campo_onnx.targets.detect import machine_of, resolve_target, target_of, this_cpu
 from campo_onnx.targets.here import this_machine as described
 from campo_onnx.targets.target import target
 from tests.hardware.test_datasheet import folder
@@ -128,7 +127,7 @@ def genoa(monkeypatch: pytest.MonkeyPatch) -> Processor:
     return processor
 
 
-def test_openvino_plans_for_this_machine(genoa: Processor) -> None:
+def test_openvino_plans_for_machine_of(genoa: Processor) -> None:
     chosen, note = resolve_target("auto", "openvino")
     assert (chosen.name, chosen.runtime.name, chosen.hardware.sm_count) == ("zen4", "openvino", 4)
     assert chosen.computes_in(Precision.BF16)
@@ -177,9 +176,9 @@ def test_an_unknown_cpu_with_units_is_planned_for_in_bf16(
 
 
 def test_another_cpu_is_not_measured_here(genoa: Processor) -> None:
-    assert this_machine(target("cpu")).provider == "cpu"
+    assert machine_of(target("cpu")).provider == "cpu"
     with pytest.raises(DeviceMismatchError, match="granite_rapids cannot be measured here"):
-        this_machine(target("granite_rapids"))
+        machine_of(target("granite_rapids"))
 
 
 def test_this_machine_in_a_few_facts() -> None:

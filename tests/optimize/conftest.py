@@ -11,7 +11,6 @@ import onnx.parser
 import pytest
 from onnx import TensorProto
 
-from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.costs.table import CostTable, NodeCost
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.view import GraphView, OpNode, TensorInfo, TensorKind
@@ -29,6 +28,7 @@ from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.safety import protected, weight_update
 from campo_onnx.optimize.strategies import STRATEGIES
+from campo_onnx.targets.cast_model import CastModel
 from campo_onnx.targets.target import target
 
 H200 = target("h200")

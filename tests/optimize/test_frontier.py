@@ -8,9 +8,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from campo_onnx.ir.flat_weights import FlatWeights
 from campo_onnx.ir.view import TensorKind
 from campo_onnx.ops.ports import Ports
-from campo_onnx.optimize.flat_weights import FlatWeights
 from campo_onnx.optimize.frontier import assignment_at, frontier
 from campo_onnx.optimize.parametric_cut import PricedNetwork
 from campo_onnx.optimize.plan.assemble import make_plan

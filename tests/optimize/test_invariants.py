@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.ir.view import GraphView, Use
 from campo_onnx.ops.ports import Ports
 from campo_onnx.optimize.lists.classify import Classification
@@ -15,6 +14,7 @@ from campo_onnx.optimize.lists.oplists import OpClass
 from campo_onnx.optimize.passes import taint
 from campo_onnx.optimize.plan.assemble import make_plan
 from campo_onnx.optimize.strategies import STRATEGIES
+from campo_onnx.targets.cast_model import CastModel
 
 GOES_LOW = (OpClass.ALLOW, OpClass.INFER, OpClass.CLEAR)
 COST_AWARE = ["campo", "optimal"]

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from campo_onnx.calibrate.cast_model import CastModel
+from campo_onnx.ir.flat_weights import FlatWeights
 from campo_onnx.ir.view import FLOAT, TensorKind
-from campo_onnx.optimize.flat_weights import FlatWeights
 from campo_onnx.optimize.lists.oplists import OpClass
 from campo_onnx.optimize.passes import taint
 from campo_onnx.optimize.plan.reason import Reason
 from campo_onnx.optimize.strategies.campo import campo
 from campo_onnx.optimize.strategies.optimal import optimal
 from campo_onnx.optimize.strategies.tf_amp import tf_amp
+from campo_onnx.targets.cast_model import CastModel
 
 GOES_LOW = (OpClass.ALLOW, OpClass.INFER, OpClass.CLEAR)
 MOST_FREE = 14

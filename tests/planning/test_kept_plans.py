@@ -14,9 +14,9 @@ from onnx import parser
 
 from campo_onnx import Options, Precision, oplists, target
 from campo_onnx.costs.evidence import CostSource, Evidence
+from campo_onnx.ir.flat_weights import FlatWeights
 from campo_onnx.ir.importer import import_model
 from campo_onnx.lowering.widen import widened
-from campo_onnx.optimize.flat_weights import FlatWeights
 from campo_onnx.optimize.lists.oplists import with_overrides
 from campo_onnx.optimize.plan.reason import Reason, Verdict
 from campo_onnx.optimize.values.ranges import DeclaredRange

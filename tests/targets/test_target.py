@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 import pytest
 from onnx import parser
 
-from campo_onnx.costs.choose import this_machine
 from campo_onnx.errors import DeviceUnavailableError, ProfileError, UsageError
 from campo_onnx.hardware.datasheet import device, devices
 from campo_onnx.ir.importer import import_model
@@ -18,7 +17,7 @@ from campo_onnx.runtime.api import Support
 from campo_onnx.runtime.onnxruntime.runtime import OnnxRuntime
 from campo_onnx.runtime.overhead import Overhead
 from campo_onnx.runtime.registry import processor_for, runtimes
-from campo_onnx.targets.detect import cpu_with_low_precision
+from campo_onnx.targets.detect import cpu_with_low_precision, machine_of
 from campo_onnx.targets.target import Target, target
 
 H200 = target("h200")
@@ -113,7 +112,7 @@ def test_steps_on_intels_gpus_are_planned_and_not_run() -> None:
     with pytest.raises(DeviceUnavailableError, match="predicted, not run"):
         processor_for("intel_gpu")
     with pytest.raises(DeviceUnavailableError, match="predicted, not run"):
-        this_machine(target("arc_b580"))
+        machine_of(target("arc_b580"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
 from campo_onnx import Options, Precision, oplists, target
-from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.emulation.numerics import drift, emulate, relative_l2
 from campo_onnx.ir.constants import constants_of
 from campo_onnx.ir.importer import Imported, import_model
@@ -26,6 +25,7 @@ from campo_onnx.optimize.problem import Problem
 from campo_onnx.planning.pipeline import decide, problem_of
 from campo_onnx.runtime.chunked_run import run
 from campo_onnx.runtime.registry import machine
+from campo_onnx.targets.cast_model import CastModel
 
 DATA = Path(__file__).parent.parent / "data"
 GRAPHS = ("alexnet_like", "bert2_mlm_sdpa", "mlp", "resblocks")

@@ -27,13 +27,13 @@ from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.portable import mark_portable
 from campo_onnx.lowering.place import Place
 from campo_onnx.lowering.sequence import as_it_runs
-from campo_onnx.runtime.machine import DEFAULT
+from campo_onnx.runtime.machine import CPU, CUDA, DEFAULT
 from campo_onnx.runtime.registry import machine
 
 
 def provider_of(device: torch.device) -> str:
     """Say which execution provider works where tensors are."""
-    return "cuda" if device.type == "cuda" else "cpu"
+    return CUDA if device.type == CUDA else CPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.planning.kept_plans import form_once, planned_once
 from campo_onnx.runtime.api import Program, Support
-from campo_onnx.runtime.machine import DEFAULT
+from campo_onnx.runtime.machine import CPU, DEFAULT
 from campo_onnx.runtime.registry import runtime_called
 
 _HANDOVER = "handed_to_the_framework"
@@ -99,7 +99,7 @@ def plan_graph(
         fp32 = form_once(fp32, options, settings.folder)
     plan, mixed = planned_once(fp32, options, settings.folder)
     mixed = _without_handover(mixed)
-    if plan.low_nodes and provider == "cpu" and runtime == DEFAULT:
+    if plan.low_nodes and provider == CPU and runtime == DEFAULT:
         mixed = emulate(mixed)
     planned = Planned(plan=plan, imported=import_model(mixed, any_type=True), runtime=runtime)
     if runtime != DEFAULT:

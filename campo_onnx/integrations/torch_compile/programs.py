@@ -11,6 +11,7 @@ from onnx import helper
 from campo_onnx.integrations.torch_compile.flat import Tensor, provider_of
 from campo_onnx.integrations.torch_compile.planning import Loaded, Planned
 from campo_onnx.runtime.api import AddressedProgram, LoadSettings, Place
+from campo_onnx.runtime.machine import CPU, CUDA
 from campo_onnx.runtime.registry import load, machine
 
 
@@ -71,12 +72,12 @@ def open_part(
     key = (nodes, tuple(reads), tuple(writes))
     if key not in planned.programs:
         model = part_of(planned, nodes, list(reads), writes)
-        here = machine(provider, torch.get_num_threads() if provider == "cpu" else 0, planned.runtime)
+        here = machine(provider, torch.get_num_threads() if provider == CPU else 0, planned.runtime)
         settings = LoadSettings(
             must_stay=False,
             spins=False,  # between two runs the processor belongs to torch's own threads
             device_id=device.index or 0,
-            stream=torch.cuda.current_stream(device).cuda_stream if provider == "cuda" else 0,
+            stream=torch.cuda.current_stream(device).cuda_stream if provider == CUDA else 0,
         )
         inputs, outputs = ([v.name for v in values] for values in (model.graph.input, model.graph.output))
         planned.programs[key] = Loaded(load(model, here, settings=settings), inputs, outputs)
@@ -90,7 +91,7 @@ def open_part(
     written_to = [place(name, tensor, device) for name, tensor in zip(loaded.outputs, writes, strict=True)]
     constants = planned.constants(loaded.inputs[len(reads) :])
     read_from += [
-        Place(name, int(helper.np_dtype_to_tensor_dtype(array.dtype)), array.shape, "cpu")
+        Place(name, int(helper.np_dtype_to_tensor_dtype(array.dtype)), array.shape, CPU)
         for name, array in constants.items()
     ]
     program = loaded.program.addressed(read_from, written_to)

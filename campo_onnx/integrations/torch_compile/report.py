@@ -15,7 +15,7 @@ from campo_onnx.integrations.torch_compile.planning import Planned
 from campo_onnx.integrations.torch_compile.single import Piece
 from campo_onnx.ops.precision import is_low_dtype
 from campo_onnx.optimize.plan.plan import Plan
-from campo_onnx.runtime.machine import DEFAULT
+from campo_onnx.runtime.machine import CPU, DEFAULT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class RunningGraph:
                 f"{len(self.kept)} tensors kept for the backward pass, {low} of them in low precision, "
                 f"{size:,} bytes"
             )
-        is_emulated = self.provider == "cpu" and self.runtime == DEFAULT and plan.low_nodes
+        is_emulated = self.provider == CPU and self.runtime == DEFAULT and plan.low_nodes
         emulated = ", which rounds as planned" if is_emulated else ""
         runtime = "" if self.runtime == DEFAULT else f" in {self.runtime}"
         parts.append(f"runs on {self.provider}{runtime}{emulated}")

@@ -10,17 +10,16 @@ from campo_onnx.calibrate.catalog import found_calibrations
 from campo_onnx.costs.evidence import CostSource, Evidence
 from campo_onnx.errors import DeviceUnavailableError, UsageError, did_you_mean
 from campo_onnx.files import cache_folder
-from campo_onnx.hardware import datasheet
 from campo_onnx.ops.precision import Precision, low_precisions
 from campo_onnx.optimize.lists.list_file import resolve
 from campo_onnx.optimize.lists.oplists import OpLists
 from campo_onnx.optimize.strategies import DEFAULT_STRATEGY, strategy_called
 from campo_onnx.planning.options import Options
 from campo_onnx.runtime.choice import runtimes_on_cpu
-from campo_onnx.runtime.machine import DEFAULT
+from campo_onnx.runtime.machine import CPU, DEFAULT
 from campo_onnx.runtime.registry import AUTO, check_precision, default_precision, runtime_called
 from campo_onnx.targets.detect import resolve_target, this_cpu
-from campo_onnx.targets.target import Target
+from campo_onnx.targets.target import Target, target
 
 _FALLBACKS = ("torch", "error")
 
@@ -55,7 +54,7 @@ class Settings:
     def __post_init__(self) -> None:
         strategy_called(self.strategy)
         if isinstance(self.device, str) and self.device != "auto":
-            datasheet.device(self.device)
+            target(self.device)
         if self.fallback not in _FALLBACKS:
             raise UsageError(
                 f"unknown fallback {self.fallback!r}", remedy=did_you_mean(str(self.fallback), _FALLBACKS)
@@ -84,7 +83,7 @@ class Settings:
         if self.runtime == AUTO:
             return
         chosen = runtime_called(self.runtime)
-        if problem := chosen.problem("cpu"):
+        if problem := chosen.problem(CPU):
             raise DeviceUnavailableError(f"{chosen.name} cannot be used", why=problem)
         if self._named_low is not None:
             check_precision(self._named_low, chosen.name)
@@ -100,12 +99,12 @@ class Settings:
         """Whether plans may be for this machine's CPU, or are for another one."""
         device = self.device
         if isinstance(device, str):
-            return device == "auto" or datasheet.device(device).processor == "cpu"
-        return device.hardware.processor == "cpu"
+            return device == AUTO or not target(device).hardware.is_gpu
+        return not device.hardware.is_gpu
 
     def runtimes(self, processor: str) -> tuple[str, ...]:
         """Names of the runtimes that may run a graph, the default first."""
-        if processor != "cpu" or not self._is_of_a_cpu:
+        if processor != CPU or not self._is_of_a_cpu:
             return (DEFAULT,)
         if self.runtime != AUTO:
             return (self.runtime,)
@@ -152,7 +151,7 @@ class Settings:
     def _target(self, provider: str, runtime: str) -> Target:
         if not isinstance(self.device, str):
             return self.device if runtime == DEFAULT else Target.of(self.device.hardware, runtime)
-        if self.device == "auto" and provider == "cpu":
+        if self.device == "auto" and provider == CPU:
             return this_cpu(runtime)
         return resolve_target(self.device, runtime)[0]
 

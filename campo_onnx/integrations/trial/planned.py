@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from campo_onnx.bench.rounds import Progress
 from campo_onnx.files import temporary_folder
-from campo_onnx.hardware.hardware import Hardware
 from campo_onnx.integrations.trial.result import PlanFacts
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.ir.importer import Imported, import_model
@@ -61,15 +60,14 @@ def plan_step(exported: Imported, options: Options, path: Path) -> PlanFacts:
     return _facts(plan, options.target, choice.why)
 
 
-def predicted(user: "TorchStep", devices: Sequence[Hardware], tell: Progress) -> Iterator[PlanFacts]:
+def predicted(user: "TorchStep", targets: Sequence[Target], tell: Progress) -> Iterator[PlanFacts]:
     """Plan for other devices with low arithmetic, from public figures, with a loss scale in the step."""
-    if not devices:
+    if not targets:
         return
     with temporary_folder() as folder:
-        exported = export_step(user, folder / "step.onnx", Target.of(devices[0]), loss_scale=True)
-    for number, device in enumerate(devices):
-        tell(number, len(devices))
-        target = Target.of(device)
+        exported = export_step(user, folder / "step.onnx", targets[0], loss_scale=True)
+    for number, target in enumerate(targets):
+        tell(number, len(targets))
         choice = choose_precision(exported, Options(target=target, lists=preset(LISTS)))
         if choice.low in choice.plans:
             yield _facts(choice.plans[choice.low], target, choice.why)

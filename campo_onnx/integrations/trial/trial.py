@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from campo_onnx.costs.evidence import CostSource, Evidence
 from campo_onnx.files import temporary_folder
-from campo_onnx.hardware import datasheet
 from campo_onnx.integrations.trial.planned import (
     LISTS,
     computes_low,
@@ -23,10 +22,11 @@ from campo_onnx.ir.importer import Imported
 from campo_onnx.measure.store import Store, default_path
 from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.planning.options import Options
-from campo_onnx.runtime.machine import DEFAULT, Machine, cores
+from campo_onnx.runtime.machine import CPU, CUDA, DEFAULT, Machine, cores
 from campo_onnx.runtime.registry import AUTO, machine, runtimes
 from campo_onnx.targets.detect import resolve_target, this_cpu
-from campo_onnx.targets.target import Target
+from campo_onnx.targets.target import Target, targets
+from campo_onnx.targets.target import target as target_called
 
 if TYPE_CHECKING:
     import torch
@@ -100,8 +100,8 @@ def try_step(
     from campo_onnx.integrations.trial.torch_steps import TorchStep, threads_of_torch
 
     tell = on_progress or (lambda phase, done, total: None)
-    gpus = [one for one in datasheet.devices().values() if one.is_gpu]
-    elsewhere = gpus if devices is None else [datasheet.device(one) for one in devices]
+    gpus = [one for one in targets().values() if one.hardware.is_gpu]
+    elsewhere = gpus if devices is None else [target_called(one) for one in devices]
     user = TorchStep.of(module, loss, batch)
     user.check()
     here, target = _target(user, runtime, threads)
@@ -134,7 +134,7 @@ def try_step(
 
 def _target(user: "TorchStep", runtime: str, threads: int) -> tuple[Machine, Target]:
     """Find the runtime and the device that our steps run on: the processor that the module is on."""
-    processor = "cuda" if user.is_on_gpu else "cpu"
+    processor = CUDA if user.is_on_gpu else CPU
     if runtime == AUTO:
         usable = [one.name for one in runtimes() if not one.problem(processor)]
         computing = (name for name in usable if computes_low(_planned_for(processor, name)))
@@ -143,7 +143,7 @@ def _target(user: "TorchStep", runtime: str, threads: int) -> tuple[Machine, Tar
 
 
 def _planned_for(processor: str, runtime: str) -> Target:
-    return this_cpu(runtime) if processor == "cpu" else resolve_target(AUTO, runtime)[0]
+    return this_cpu(runtime) if processor == CPU else resolve_target(AUTO, runtime)[0]
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from campo_onnx.builder.compact import full, pad, reduce, reshape, transpose
 from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.target import CUDA
 from campo_onnx.builder.value import Value
 from campo_onnx.lowering.convolutions.patches import Geometry
 
@@ -18,7 +19,7 @@ _MOST_AXES = 3
 
 def by_convolution(g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geometry: Geometry) -> Value:
     """Write the gradient of a weight of `shape`, from what the convolution read and the output's gradient."""
-    moves_along = g.target == "cuda" and geometry.groups > 1 and len(shape) - 2 < _MOST_AXES
+    moves_along = g.target == CUDA and geometry.groups > 1 and len(shape) - 2 < _MOST_AXES
     padded = _padded(g, x, gradient, shape, geometry) if moves_along and not g.sizes_change else None
     if padded is None:
         return swapped_convolution(g, x, gradient, shape, geometry)

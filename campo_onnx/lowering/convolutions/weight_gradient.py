@@ -25,6 +25,7 @@ from functools import partial
 from campo_onnx.builder.compact import crop, reduce, reshape, swap_last_two, transpose
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.products import gemm, matmul
+from campo_onnx.builder.target import CUDA
 from campo_onnx.builder.value import Value
 from campo_onnx.lowering.convolutions.form_choice import Form, cheapest
 from campo_onnx.lowering.convolutions.gradient_as_kernel import by_convolution
@@ -63,7 +64,7 @@ def weight_gradient(
                 forms[f"pairs_{count}"] = partial(by_pairs, shape=shape, axes=axes, count=count)
         return forms[cheapest(g, forms, (x, gradient), device)](g, x, gradient)
     forms["matmul"] = partial(by_matmul if is_gpu else _on_cpu, shape=shape, geometry=geometry)
-    if g.target == "cuda":  # gathering elements instead of rows of channels is slow on a CPU
+    if g.target == CUDA:  # gathering elements instead of rows of channels is slow on a CPU
         forms["images"] = partial(by_images, shape=shape, geometry=geometry)
     if not is_gpu:
         forms["conv"] = by_kernel

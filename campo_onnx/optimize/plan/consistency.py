@@ -10,9 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.errors import PlanMismatchError
-from campo_onnx.hardware.datasheet import devices
 from campo_onnx.ir.constants import is_external
 from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.view import OpNode, Use
@@ -22,6 +20,8 @@ from campo_onnx.optimize.padding.alignment import Alignment, Ends, alignment_of
 from campo_onnx.optimize.plan.changes import Changes
 from campo_onnx.optimize.plan.edits import PadBy, PaddedTensor
 from campo_onnx.optimize.plan.plan import Plan
+from campo_onnx.targets.cast_model import CastModel
+from campo_onnx.targets.target import targets
 
 _FREE = CastModel(r_us=0.0, c_i_us=0.0)
 """Casts without a price: only which ones there are is asked."""
@@ -103,7 +103,7 @@ class _Comparison:
 
     def _alignments(self, node: OpNode) -> Iterator[Alignment]:
         """Give the sizes that fit some device; a plan may name one that is not among ours."""
-        for multiples in dict.fromkeys(device.multiples(self.plan.low) for device in devices().values()):
+        for multiples in dict.fromkeys(one.hardware.multiples(self.plan.low) for one in targets().values()):
             if (alignment := alignment_of(node, self.view, multiples)) is not None:
                 yield alignment
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from campo_onnx.runtime.host_tensor import end_of, nbytes_of, numpy_type
+from campo_onnx.runtime.machine import CUDA
 from campo_onnx.runtime.onnxruntime.installed import ort
 
 
@@ -24,7 +25,7 @@ class GpuTensor:
     dtype: int
     memory: Any
     first_byte: int = 0
-    processor: ClassVar[str] = "cuda"
+    processor: ClassVar[str] = CUDA
 
     @classmethod
     def zeros(cls, shape: Sequence[int], dtype: int) -> "GpuTensor":

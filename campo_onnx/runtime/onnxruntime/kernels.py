@@ -17,6 +17,7 @@ from campo_onnx.ops.precision import Precision, low_precisions
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.schema import schema_of
 from campo_onnx.ops.signature import Signature
+from campo_onnx.runtime.machine import CPU, CUDA
 
 RELEASE = "1.31"
 """The release of ONNX Runtime that the table is of."""
@@ -52,7 +53,7 @@ def has_kernel(op: OpKey, opset: int, provider: str, precision: Precision) -> bo
     """
     if any(precision in kernel.precisions for kernel in _kernels_at(op, opset, provider)):
         return True
-    return provider == "cuda" and precision in spec(op).training_kernels
+    return provider == CUDA and precision in spec(op).training_kernels
 
 
 def is_registered(op: OpKey, opset: int, provider: str) -> bool:
@@ -91,7 +92,7 @@ _CPU_ADDS_UP_FP32_ONLY = {
 def refuses_attributes(signature: Signature, provider: str) -> bool:
     """Whether a kernel that is registered for a low precision fails at run time for the node's attributes."""
     reductions = _CPU_ADDS_UP_FP32_ONLY.get(signature.op, frozenset())
-    return provider == "cpu" and signature.attribute("reduction", "none") in reductions
+    return provider == CPU and signature.attribute("reduction", "none") in reductions
 
 
 def never_loads(signature: Signature, provider: str) -> bool:
@@ -100,7 +101,7 @@ def never_loads(signature: Signature, provider: str) -> bool:
     ``BatchNormalization`` with ``training_mode=1`` is refused by the CUDA provider from opset 14 on.
     """
     return (
-        provider == "cuda"
+        provider == CUDA
         and signature.op == _BATCH_NORMALIZATION
         and signature.opset >= _BATCH_NORMALIZATION_TRAINS_SINCE
         and bool(signature.attribute("training_mode", 0))
@@ -135,4 +136,4 @@ def runs(op: OpKey, opset: int, provider: str, precision: Precision) -> bool:
     """
     if has_kernel(op, opset, provider, precision):
         return True
-    return provider == "cpu" and precision is Precision.FP16 and is_registered(op, opset, provider)
+    return provider == CPU and precision is Precision.FP16 and is_registered(op, opset, provider)

@@ -19,7 +19,7 @@ from campo_onnx.errors import CampoError, DeviceUnavailableError
 from campo_onnx.ir.importer import import_model
 from campo_onnx.runtime.api import LoadSettings
 from campo_onnx.runtime.feeds import synthesize
-from campo_onnx.runtime.machine import Machine
+from campo_onnx.runtime.machine import CUDA, Machine
 from campo_onnx.runtime.registry import load, machine, processor_for
 from campo_onnx.runtime.timing import Step
 
@@ -85,7 +85,7 @@ def main(words: list[str]) -> None:
     options = parser.parse_args(words)
     dims = {name: int(size) for name, _, size in (text.rpartition("=") for text in options.dim)}
     try:
-        here = machine(processor_for("cuda"))
+        here = machine(processor_for(CUDA))
         profile_steps(options.models, here, dims, _cuda_switch())
     except CampoError as error:
         sys.exit(str(error))

@@ -15,6 +15,7 @@ from campo_onnx.files import temporary_folder
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.api import LoadSettings, Place, StepTimes, Tensor
 from campo_onnx.runtime.host_tensor import HostTensor, has_fixed_size, numpy_type
+from campo_onnx.runtime.machine import CPU
 from campo_onnx.runtime.onnxruntime.addresses import AddressedSession
 from campo_onnx.runtime.onnxruntime.gpu_tensor import GpuTensor
 from campo_onnx.runtime.onnxruntime.installed import ort
@@ -149,7 +150,7 @@ class OnnxProgram:
         return (tensor.processor, self._settings.device_id, tensor.dtype, tensor.shape, tensor.address)
 
     def _place(self, array: NDArray[Any]) -> BoundTensor:
-        if self._processor == "cpu":
+        if self._processor == CPU:
             return HostTensor.sharing(array)
         tensor = GpuTensor.zeros(array.shape, int(helper.np_dtype_to_tensor_dtype(array.dtype)))
         tensor.write(array)
@@ -200,7 +201,7 @@ class OnnxProgram:
 
 def zeros(shape: Sequence[int], dtype: int, processor: str) -> BoundTensor:
     """Allocate a tensor of zeros."""
-    return (HostTensor if processor == "cpu" else GpuTensor).zeros(shape, dtype)
+    return (HostTensor if processor == CPU else GpuTensor).zeros(shape, dtype)
 
 
 def _own(tensors: Mapping[str, Tensor]) -> dict[str, BoundTensor]:

@@ -4,11 +4,11 @@ import os
 from functools import cache
 
 from campo_onnx.runtime.gpu import Gpu, visible_gpu
-from campo_onnx.runtime.machine import Machine, cores, cpu_name
+from campo_onnx.runtime.machine import CPU, CUDA, Machine, cores, cpu_name
 from campo_onnx.runtime.onnxruntime.cuda_libraries import load_cuda_libraries
 from campo_onnx.runtime.onnxruntime.installed import onnxruntime, runtime_problem, two_wheels
 
-ORT_NAME = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+ORT_NAME = {CPU: "CPUExecutionProvider", CUDA: "CUDAExecutionProvider"}
 """ONNX Runtime's name of each provider."""
 
 _AMPERE = (8, 0)  # compute capability from which FP32 products run as TF32 by default
@@ -18,7 +18,7 @@ _CPU_WHEEL = "the installed ONNX Runtime was built for CPUs only"
 
 def machine(provider: str, threads: int = 0) -> Machine:
     """Identify this machine."""
-    if provider == "cpu":
+    if provider == CPU:
         return Machine(
             provider=provider,
             device=cpu_name(),
@@ -52,7 +52,7 @@ def cuda_problem() -> str:
     import numpy as np
 
     ort = onnxruntime()
-    if ORT_NAME["cuda"] not in ort.get_available_providers():
+    if ORT_NAME[CUDA] not in ort.get_available_providers():
         return _CPU_WHEEL + (f"; {told}" if (told := two_wheels()) else "")
     if problem := visible_gpu().problem:
         return problem
@@ -60,11 +60,11 @@ def cuda_problem() -> str:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     try:
-        session = ort.InferenceSession(_probe(), options, providers=[ORT_NAME["cuda"]])
+        session = ort.InferenceSession(_probe(), options, providers=[ORT_NAME[CUDA]])
         session.disable_fallback()  # a run that fails would be repeated on the CPU
     except Exception as error:  # whatever the driver and its libraries raise: all of it means "no"
         return str(error).strip()
-    if ORT_NAME["cuda"] not in session.get_providers():
+    if ORT_NAME[CUDA] not in session.get_providers():
         return "its libraries do not load" + (f" (missing: {missing})" if missing else "")
     try:
         # cuDNN is loaded by the first convolution that runs, hours into a training otherwise.

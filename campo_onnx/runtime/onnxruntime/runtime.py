@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.api import LOAD_SETTINGS, Capabilities, LoadSettings, Runtime, Support
-from campo_onnx.runtime.machine import Machine
+from campo_onnx.runtime.machine import CPU, CUDA, Machine
 from campo_onnx.runtime.onnxruntime import providers
 from campo_onnx.runtime.onnxruntime.installed import only_wheel, onnxruntime, runtime_problem
 from campo_onnx.runtime.overhead import Overhead, read_overheads
@@ -35,7 +35,7 @@ class OnnxRuntime(Runtime):
     """Runs a graph node by node as it is written, on its CPU or CUDA execution provider."""
 
     name: str = "onnxruntime"
-    processors: tuple[str, ...] = ("cpu", "cuda")
+    processors: tuple[str, ...] = (CPU, CUDA)
     capabilities: Capabilities = _CAPABILITIES
 
     @property
@@ -50,7 +50,7 @@ class OnnxRuntime(Runtime):
 
     def problem(self, processor: str) -> str:
         """Say why it cannot run here; see :class:`~campo_onnx.runtime.api.Runtime`."""
-        return providers.cuda_problem() if processor == "cuda" else runtime_problem()
+        return providers.cuda_problem() if processor == CUDA else runtime_problem()
 
     def machine(self, processor: str, threads: int = 0) -> Machine:
         """Identify this machine; see :class:`~campo_onnx.runtime.api.Runtime`."""

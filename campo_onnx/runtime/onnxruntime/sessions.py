@@ -16,7 +16,7 @@ from campo_onnx.errors import CampoError, IndexOutOfRangeError, ModelError, Unsu
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.registry import spec
 from campo_onnx.runtime.api import LOAD_SETTINGS, LoadSettings
-from campo_onnx.runtime.machine import cores
+from campo_onnx.runtime.machine import CPU, CUDA, cores
 from campo_onnx.runtime.onnxruntime.installed import ort
 from campo_onnx.runtime.onnxruntime.kernels import RELEASE, is_in_release
 from campo_onnx.runtime.onnxruntime.providers import ORT_NAME
@@ -75,11 +75,11 @@ def session_options(
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    options.intra_op_num_threads = threads or (cores() if processor == "cpu" else 0)
+    options.intra_op_num_threads = threads or (cores() if processor == CPU else 0)
     options.inter_op_num_threads = 1
     options.log_severity_level = _QUIET
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    if processor == "cuda":
+    if processor == CUDA:
         # From the second step on, patterns reserve all activations in one block beside what the first one
         # took: up to twice the memory, and under pressure a failed attempt in every step.
         options.enable_mem_pattern = False
@@ -114,7 +114,7 @@ def open_session(
     if not settings.holds_memory:
         options.enable_cpu_mem_arena = options.enable_mem_pattern = False
     provider: Any = ORT_NAME[processor]
-    if processor == "cuda":
+    if processor == CUDA:
         if settings.must_stay:
             options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         # By default the arena grows in powers of two, and two sessions at a time fill a small card.

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from campo_onnx.errors import ModelError, UnsupportedModelError
 from campo_onnx.runtime.api import Place
+from campo_onnx.runtime.machine import CPU
 from campo_onnx.runtime.openvino.tensor import as_openvino
 
 _REMEMBERED = 16
@@ -62,7 +63,7 @@ class _Port:
 
     @classmethod
     def of(cls, place: Place, position: int | None, bind: Callable[[int, Any], None]) -> "_Port | None":
-        if place.processor != "cpu":
+        if place.processor != CPU:
             raise UnsupportedModelError(
                 f"the tensor bound to {place.name!r} is not in the host's memory",
                 why="OpenVINO's CPU plugin runs on that alone",

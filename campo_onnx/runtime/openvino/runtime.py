@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from campo_onnx.errors import DeviceUnavailableError
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.api import LOAD_SETTINGS, Capabilities, LoadSettings, Runtime, Support
-from campo_onnx.runtime.machine import Machine, cores, cpu_name
+from campo_onnx.runtime.machine import CPU, Machine, cores, cpu_name
 from campo_onnx.runtime.openvino.installed import installed_version, is_new_enough, openvino, openvino_problem
 from campo_onnx.runtime.openvino.intel_gpu import OpenVinoGpu
 from campo_onnx.runtime.overhead import Overhead, read_overheads
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from campo_onnx.runtime.host_tensor import HostTensor
     from campo_onnx.runtime.openvino.program import OpenVinoProgram
 
-_CPU = "cpu"
 _CAPABILITIES = Capabilities(
     captures=False,
     takes_addresses=True,
@@ -50,7 +49,7 @@ class OpenVino(Runtime):
     """
 
     name: str = "openvino"
-    processors: tuple[str, ...] = (_CPU,)
+    processors: tuple[str, ...] = (CPU,)
     capabilities: Capabilities = _CAPABILITIES
 
     @property
@@ -67,7 +66,7 @@ class OpenVino(Runtime):
 
     def problem(self, processor: str) -> str:
         """Say why it cannot run here; see :class:`~campo_onnx.runtime.api.Runtime`."""
-        if processor != _CPU:
+        if processor != CPU:
             return "OpenVINO's plugin for CPUs runs on no GPU of NVIDIA's"
         return openvino_problem()
 
@@ -75,7 +74,7 @@ class OpenVino(Runtime):
         """Identify this machine; see :class:`~campo_onnx.runtime.api.Runtime`."""
         self._refuse_other(processor)
         return Machine(
-            provider=_CPU,
+            provider=CPU,
             device=cpu_name(),
             driver="",
             cuda="",
@@ -87,13 +86,13 @@ class OpenVino(Runtime):
 
     def overhead(self, processor: str, *, captured: bool = False) -> Overhead:
         """Say what it adds to kernels; see :class:`~campo_onnx.runtime.api.Runtime`."""
-        return read_overheads(__package__)[_CPU]
+        return read_overheads(__package__)[CPU]
 
     def support(self, signature: "Signature", processor: str, precision: Precision) -> Support:
         """Say how a node runs; see :class:`~campo_onnx.runtime.api.Runtime`."""
         from campo_onnx.runtime.openvino import kernels
 
-        return kernels.support(signature, precision) if processor == _CPU else Support.REFUSED
+        return kernels.support(signature, precision) if processor == CPU else Support.REFUSED
 
     def sums_low(self, signature: "Signature", processor: str, precision: Precision) -> bool:
         """Whether sums are accumulated in BF16; see :class:`~campo_onnx.runtime.api.Runtime`."""
