@@ -55,8 +55,10 @@ def probed(
     optimized: "Optimized", options: "Options", inputs: "Mapping[Path, Feeds]", wanted: ProbeArguments
 ) -> tuple["Optimized", "Options", tuple[str, ...]]:
     """Try a plan on data, and say what was tried."""
-    if wanted.probe is ProbeMode.OFF or not optimized.plan.low_nodes or optimized.was_optimized_before:
+    if not optimized.plan.low_nodes or optimized.was_optimized_before:
         return optimized, options, ()
+    if wanted.probe is ProbeMode.OFF:
+        return optimized, options, _ordered_untried(optimized)
     try:
         from campo_onnx.emulation.batches import Batch
         from campo_onnx.emulation.probe import probe
@@ -68,3 +70,21 @@ def probed(
         return optimized, options, (f"The plan was not tried on data: {error}",)
     settled = replace(options, forbidden={**options.forbidden, **outcome.fp32})
     return outcome.optimized, settled, (outcome.summary,)
+
+
+def _ordered_untried(optimized: "Optimized") -> tuple[str, ...]:
+    """Say that what orders rounded values was not tried: no rule tells which of two close ones is larger."""
+    from campo_onnx.ops.key import op_keys
+
+    orders = op_keys("ArgMax ArgMin Hardmax NonMaxSuppression TopK Unique")
+    view, low_nodes = optimized.problem.view, optimized.plan.low_nodes
+    rounded = view.downstream(t for n in view.nodes if n.name in low_nodes for t in n.outputs)
+    ordering = [n for n in view.nodes if n.op in orders and not rounded.isdisjoint(n.inputs)]
+    if not ordering:
+        return ()
+    first, others = ordering[0], len(ordering) - 1
+    also = f" and {others} other{'s' * (others > 1)}" if others else ""
+    return (
+        f"The plan was not tried on data: {first.name!r} ({first.op.label}){also} may order values otherwise "
+        "that low nodes round. Leave --probe off away to try it.",
+    )

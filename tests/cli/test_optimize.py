@@ -350,3 +350,16 @@ def test_the_plan_is_tried_on_data_unless_it_is_switched_off(optimize, capsys, m
     assert ("The plan was tried on data (ordinary values" in told) == (mode == "on")
     assert ("The plan was tried on data (ordinary values" in page) == (mode == "on")
     assert ("not finite on ordinary values" in page) == (mode == "on")
+
+
+ROUTER = """<ir_version: 10, opset_import: ["": 20]> g
+(float[64, 256] x, float[256, 256] w) => (float[64, 256] y, int64[64, 1] i) {
+  h = MatMul(x, w) y = Relu(h) [route] i = ArgMax<axis = 1>(SCORES) }"""
+
+
+@pytest.mark.parametrize(("scores", "mode"), [("h", "off"), ("x", "off"), ("h", "on")])
+def test_an_order_of_rounded_values_that_was_not_tried_is_told(optimize, capsys, scores, mode):
+    onnx.save(parser.parse_model(ROUTER.replace("SCORES", scores)), "router.onnx")
+    assert optimize("router.onnx", "--device", "v100", "--strategy", "torch-amp", "--probe", mode) == 0
+    told = "'route' (ArgMax) may order values otherwise" in capsys.readouterr().err
+    assert told == (scores == "h" and mode == "off")

@@ -34,7 +34,8 @@ _OF_STATISTICS = (
     | having(Trait.ADDS, Trait.SCALES, Trait.PART)
     | op_keys("Clip Exp GatherElements GatherND Log Max Min Pow Reciprocal Relu Softplus Sqrt")
 )
-_LOOK_FOR_OVERFLOW = op_keys("IsInf")
+_LOOK_FOR_OVERFLOW = op_keys("IsInf IsNaN")
+_GIVE_NAN = op_keys("Div Sub")  # of two infinities
 _STEEP_AT_ONE = op_keys("Acos Acosh Asin Atanh")
 _BENDS = op_keys("ArgMax ArgMin")
 _TELLS_APART = op_keys("ArgMax ArgMin LogSoftmax ReduceLogSumExp Softmax TopK")
@@ -63,7 +64,8 @@ def close_differences(values: GraphValues, sums: Accumulated) -> Mapping[str, Ne
     - Of functions of the same values: x - sin(x), k * log(r) - r.
     - Of data as it comes in, which nothing has rounded yet.
     - Of statistics, in the backward pass: what a difference of them leaves of a gradient.
-    - Of what is asked whether it is infinite: it overflows in a narrow precision.
+    - Of what is asked whether it is infinite: it overflows in a narrow precision. Or not a number, as
+      the difference of two such values is.
     - Of long sums of one sign: 500 log-probabilities are off by 0.25 in FP16, and another model's
       sum lies 1 apart.
     """
@@ -116,7 +118,7 @@ class _Close:
             if is_variance or are_bent or (is_of_statistics and view.tensors[node.outputs[0]].elements != 1):
                 # One number of statistics of several values may be a loss, a sum of others.
                 self.gradients.add_difference(node)
-            looks_for_overflow = node.op in _LOOK_FOR_OVERFLOW and values.is_narrow
+            looks_for_overflow = node.op in _LOOK_FOR_OVERFLOW and self._may_overflow(node)
             if absorbs or meets or is_far or is_close or looks_for_overflow:
                 need = Need(is_place=True) if meets and self._functions.is_remainder(node) else EXACT
             is_steep = node.op in _STEEP_AT_ONE and self._statistics.issuperset(varying)
@@ -135,6 +137,18 @@ class _Close:
         if varying and self._of_data.issuperset(varying) and (is_sum or self._functions.are_placed(node)):
             self._of_data.update(filter(view.is_float32, node.outputs))
         return need
+
+    def _may_overflow(self, node: OpNode) -> bool:
+        """Whether a low precision makes what a node looks for: infinity, or NaN of two infinities."""
+        if node.op.label == "IsNaN":
+            producer = self._view.producer.get(self._view.origin(node.inputs[0], MOVES_AND_SIGNS))
+            if (
+                producer is None
+                or producer.op not in _GIVE_NAN
+                or any(map(self._values.fits, producer.inputs))
+            ):
+                return False
+        return self._values.is_narrow
 
     def _is_beside_quotient(self, node: OpNode, varying: list[str]) -> bool:
         """Whether values are subtracted that are divided by each other, too: ``(a - b) / log(a / b)``."""
