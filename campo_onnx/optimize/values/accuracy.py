@@ -17,8 +17,9 @@ from campo_onnx.ops.registry import current
 from campo_onnx.ops.spec import Family, OpSpec
 from campo_onnx.ops.values.need import NOTHING, Need, Needs
 from campo_onnx.ops.values.range import ValueRange
+from campo_onnx.optimize.plan.reason import Reason, Verdict
 from campo_onnx.optimize.values.graph_values import GraphValues
-from campo_onnx.optimize.values.positions import largest_exact
+from campo_onnx.optimize.values.positions import ANGLES, largest_exact
 
 _ROUNDINGS = 16.0
 """The relative error of a result that is tolerated, in roundings of the low precision."""
@@ -32,41 +33,31 @@ _COUNTED = frozenset({TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64})
 _MOST_NEEDS = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TooCoarse:
-    """A tensor that a low precision rounds more than a reader allows."""
-
-    tensor: str
-    reader: str
-    allowed: float
-    rounding: float
-
-
 @dataclass(frozen=True, slots=True)
 class _Request:
     need: Need
     reader: str
 
 
-def needed_exactly(values: GraphValues, more: Mapping[str, Needs]) -> Mapping[str, TooCoarse]:
+def needed_exactly(values: GraphValues, more: Mapping[str, Needs]) -> Mapping[str, Verdict]:
     """Find the nodes that write what is needed more exactly than rounded, or would read it rounded.
 
     One pass from outputs to inputs, which visits every node once.
 
-    Gives the first such tensor, by node name. `more` is what nodes ask of their inputs for what they do
+    The reason is the first such tensor. `more` is what nodes ask of their inputs for what they do
     together with others, by node name.
     """
     search = _Backward(values)
     for node in reversed(values.view.nodes):
         search.visit(node, more.get(node.name, NOTHING))
-    return search.coarse
+    return search.verdicts
 
 
 class _Backward:
     """The pass: what has been asked of each tensor by the nodes behind."""
 
     def __init__(self, values: GraphValues) -> None:
-        self.coarse: dict[str, TooCoarse] = {}
+        self.verdicts: dict[str, Verdict] = {}
         self._values, self._specs = values, current()
         self._asked: dict[str, tuple[_Request, ...]] = {}
         self._unit = 2.0 ** -(values.low.fraction_bits + 1)
@@ -132,14 +123,24 @@ class _Backward:
         return any(node.outputs[i] == tensor for i in ports.low_outputs)
 
     def _keep(self, node: OpNode, tensor: str, one: _Request) -> None:
-        if node.name in self.coarse:
+        if node.name in self.verdicts:
             return
         r = self._values.range(tensor)
         rounding, allowed = self._rounding(r), one.need.allowed(r.magnitude)
-        if rounding > allowed:
-            self.coarse[node.name] = TooCoarse(
-                tensor=tensor, reader=one.reader, allowed=allowed, rounding=rounding
+        if rounding <= allowed:
+            return
+        is_angle = self._values.view.node[one.reader].op in ANGLES
+        self.verdicts[node.name] = (
+            Reason.ANGLE.of(tensor=tensor)
+            if is_angle
+            else Reason.ACCURACY.of(
+                tensor=tensor,
+                reader=one.reader,
+                low=self._values.low.value,
+                allowed=allowed,
+                rounding=rounding,
             )
+        )
 
     def _rounding(self, r: ValueRange) -> float:
         """The error that the low precision makes of the largest value."""

@@ -10,12 +10,11 @@ from campo_onnx.ops.registry import current, having
 from campo_onnx.ops.values.need import EXACT, Need, Needs, have_one_sign
 from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.values.accumulated import Accumulated
-from campo_onnx.optimize.values.functions import Functions
+from campo_onnx.optimize.values.functions import Functions, Signs
 from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.linear import LinearForms
 from campo_onnx.optimize.values.opposed_gradients import OpposedGradients
 from campo_onnx.optimize.values.positions import raw_inputs
-from campo_onnx.optimize.values.signs import Signs
 from campo_onnx.optimize.values.sum_ops import (
     MOVES,
     MOVES_AND_SIGNS,

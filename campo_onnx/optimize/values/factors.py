@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from campo_onnx.ir.view import OpNode
 from campo_onnx.ops.registry import having
 from campo_onnx.ops.values.traits import Trait
-from campo_onnx.optimize.values.graph_values import GraphValues
+from campo_onnx.optimize.plan.reason import Reason
+from campo_onnx.optimize.values.graph_values import GraphValues, Verdicts
 from campo_onnx.optimize.values.sum_ops import MOVES_AND_SIGNS, SCALES, SUMS, WEIGHTED, is_mean, terms_of
 
 _KEEPING = having(Trait.MOVES, Trait.SIGN, Trait.SAME_SIZE)
@@ -20,14 +20,7 @@ _SHARE_OF_NORMAL = 0.25
 """Size of something of size 1, in smallest normal numbers, below which its smaller elements are lost."""
 
 
-class Shrunken(NamedTuple):
-    """A tensor that constants have made small, and how small something of size 1 has become."""
-
-    tensor: str
-    size: float
-
-
-def shrunken_values(values: GraphValues) -> Mapping[str, Shrunken]:
+def shrunken_values(values: GraphValues) -> Verdicts:
     """Find nodes that read or write what constants have made smaller than the low precision holds.
 
     ``0.001 / x`` is 4e-6 where x is 256, up to a product with what varies, which may make up for it.
@@ -35,7 +28,6 @@ def shrunken_values(values: GraphValues) -> Mapping[str, Shrunken]:
     """
     sizes: dict[str, float] = {}
     shares: dict[str, float] = {}
-    nodes: dict[str, Shrunken] = {}
     least = values.low.smallest_normal * _SHARE_OF_NORMAL
     for node in values.forward_nodes:
         size = _size(node, values, sizes)
@@ -48,9 +40,11 @@ def shrunken_values(values: GraphValues) -> Mapping[str, Shrunken]:
         for tensor in (*node.inputs, *node.outputs):
             size = sizes.get(tensor, 1.0) * shares.get(tensor, 1.0)
             if size < least:
-                nodes[node.name] = Shrunken(tensor, size)
+                yield (
+                    node.name,
+                    Reason.VALUE_UNDERFLOW.of(tensor=tensor, value=size, low=values.low.value, source=tensor),
+                )
                 break
-    return nodes
 
 
 def _share_of_quotient(

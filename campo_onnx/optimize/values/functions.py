@@ -10,7 +10,6 @@ from campo_onnx.ops.registry import current, having
 from campo_onnx.ops.spec import Family
 from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.values.graph_values import GraphValues
-from campo_onnx.optimize.values.signs import Signs
 from campo_onnx.optimize.values.sum_ops import (
     MOVES,
     MOVES_AND_SIGNS,
@@ -23,6 +22,7 @@ from campo_onnx.optimize.values.sum_ops import (
     summed_input,
 )
 
+_ONE = MOVES | PARTS | op_keys("Neg")
 _PLACED = MOVES | op_keys("Where")
 _KEEPING_BITS = MOVES_AND_SIGNS | having(Trait.EXTREME) | op_keys("Clip LeakyRelu Relu Sign Slice Where")
 _LINEAR = _KEEPING_BITS | SUMS_OF_FEW | op_keys("Mul")
@@ -30,6 +30,38 @@ _REDUCES = SUMS_OF_SQUARES | op_keys("CumProd ReduceLogSumExp ReduceMax ReduceMi
 _STEPS = having(Trait.ROUNDS)
 _GATES = having(Trait.SHARES) | op_keys("Erf HardSigmoid Sigmoid Softsign Tanh")
 _MOST_SOURCES = 6
+
+
+class Signs:
+    """The signs of tensors: proved ones, and else whether they are the negative of something.
+
+    A difference may be written as ``a - b``, ``a + (-b)`` or ``-b + a``.
+    """
+
+    def __init__(self, values: GraphValues) -> None:
+        self._values = values
+        self._negative: set[str] = set()
+
+    def follow(self, node: OpNode) -> None:
+        """Follow a node that moves, scales or turns the sign of something."""
+        if node.op not in _ONE | SCALES:
+            return
+        factors = node.inputs[:1] if node.op in _ONE else node.inputs
+        is_negative = sum(map(self.is_negative, factors)) % 2 == 1
+        if is_negative != (node.op.label == "Neg"):
+            self._negative.update(filter(None, node.outputs))
+
+    def is_negative(self, tensor: str) -> bool:
+        """Whether a tensor counts as negative."""
+        r = self._values.range(tensor)
+        return r.highest <= 0.0 or (r.lowest < 0.0 and tensor in self._negative)
+
+    def is_difference(self, node: OpNode) -> bool:
+        """Whether a sum of two takes one of them off the other."""
+        if node.op not in SUMS_OF_FEW or len(node.inputs) != 2:
+            return False
+        is_negative = sum(map(self.is_negative, node.inputs)) % 2 == 1
+        return is_negative != (node.op.label == "Sub")
 
 
 class Functions:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.ops.ports import Ports
@@ -10,7 +11,11 @@ from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.registry import current
 from campo_onnx.ops.values.need import Needs
 from campo_onnx.ops.values.range import UNKNOWN, ValueRange
+from campo_onnx.optimize.plan.reason import Verdict
 from campo_onnx.optimize.values.loss_scale import LossScaling
+
+Verdicts: TypeAlias = Iterator[tuple[str, Verdict]]
+"""Nodes that stay FP32, each with the reason."""
 
 _NARROW = 1e30
 

@@ -1,7 +1,6 @@
 """Loops that make a value larger with every turn: how large it is at the end is not known."""
 
-from collections.abc import Collection, Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
@@ -28,29 +27,20 @@ _LARGEST_STEP = 1.0
 _FEW = 64
 
 
-def growing_outputs(graph: GraphProto) -> Mapping[str, frozenset[str]]:
+def growing_outputs(graph: GraphProto) -> frozenset[str]:
     """Find what Loop and Scan return of states that they multiply in every turn.
 
     A state that is added to, or multiplied by what is at most 1 (the gate of a recurrent cell, a decay), is
     taken to stay of moderate size; so is what comes out of a bounded operator.
     """
     constants = {tensor.name: tensor for tensor in graph.initializer}
-    source_of = {}
-    for node in graph.node:
-        if OpKey.of(node) in (_LOOP, _SCAN) and (outputs := _growing(node, constants)):
-            source_of[node.name] = outputs
-    return MappingProxyType(source_of)
+    return frozenset[str]().union(*(_growing(node, constants) for node in _loops(graph)))
 
 
 def accumulating_outputs(graph: GraphProto, view: GraphView) -> Mapping[str, float]:
     """Count the turns of loops that add to a state and return it, by output; unknown counts are long."""
     constants = {tensor.name: tensor for tensor in graph.initializer}
-    terms: dict[str, float] = {}
-    for node in graph.node:
-        if OpKey.of(node) in (_LOOP, _SCAN):
-            outputs = _accumulating(node, constants)
-            terms.update(dict.fromkeys(outputs, _turns(node, view) if outputs else 1.0))
-    return MappingProxyType(terms)
+    return {output: _turns(node, view) for node in _loops(graph) for output in _accumulating(node, constants)}
 
 
 def factors_of_states(node: NodeProto, view: GraphView) -> Mapping[str, tuple[int, ...]]:
@@ -77,6 +67,17 @@ def factors_of_states(node: NodeProto, view: GraphView) -> Mapping[str, tuple[in
     }
 
 
+def scanned_axes(node: NodeProto) -> tuple[int, ...]:
+    """The axes that a Scan goes along, one for each input that it scans; none of a Loop."""
+    scanned = sum(a.i for a in node.attribute if a.name == "num_scan_inputs")
+    axes = next((tuple(a.ints) for a in node.attribute if a.name == "scan_input_axes"), ())
+    return axes or (0,) * scanned
+
+
+def _loops(graph: GraphProto) -> Iterator[NodeProto]:
+    return (node for node in graph.node if OpKey.of(node) in (_LOOP, _SCAN))
+
+
 def _accumulating(node: NodeProto, constants: Mapping[str, TensorProto]) -> frozenset[str]:
     body, returned, results = _states(node)
     adds: set[str] = set(returned)
@@ -100,10 +101,9 @@ def _turns(node: NodeProto, view: GraphView) -> float:
     if OpKey.of(node) == _LOOP:
         count = view.values.get(node.input[0])
         return _MANY_TURNS if count is None or count.size != 1 else float(count.reshape(-1)[0])
-    scanned = sum(a.i for a in node.attribute if a.name == "num_scan_inputs")
-    shape = view.shape(node.input[-1]) if scanned else None
-    axes = next((tuple(a.ints) for a in node.attribute if a.name == "scan_input_axes"), ())
-    return float(shape[axes[-1] if axes else 0]) if shape else _MANY_TURNS
+    axes = scanned_axes(node)
+    shape = view.shape(node.input[-1]) if axes else None
+    return float(shape[axes[-1]]) if shape else _MANY_TURNS
 
 
 def _states(node: NodeProto) -> tuple[GraphProto, dict[str, str], list[str]]:
@@ -113,8 +113,7 @@ def _states(node: NodeProto) -> tuple[GraphProto, dict[str, str], list[str]]:
         states = list(body.input[2:])
         results = [value.name for value in body.output[1:]]
     else:
-        scanned = sum(a.i for a in node.attribute if a.name == "num_scan_inputs")
-        states = list(body.input[: len(body.input) - scanned])
+        states = list(body.input[: len(body.input) - len(scanned_axes(node))])
         results = [value.name for value in body.output]
     named = zip(states, results, strict=False)
     floats = {state.name: name for state, name in named if state.type.tensor_type.elem_type in _FLOATS}

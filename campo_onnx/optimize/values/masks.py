@@ -30,8 +30,13 @@ def unknown_masks(values: GraphValues) -> Mapping[str, str]:
     origin = Labels({t: t for t in view.data_inputs if t not in values.declared})
     if not origin:
         return {}
-    leads_on = _leading_to_softmax(view)
     masks = current().asking(Ask.MASK)
+    leads_on = leading_to(
+        view,
+        lambda node: node.inputs if node.op in _SOFTMAX or node.op in masks else (),
+        _KEEPING,
+        data=lambda node: node.inputs,
+    )
     masked, nodes = Labels(), Labels()
     for node in view.nodes:
         raw, mask = origin.first(node.inputs), masked.first(node.inputs)
@@ -88,13 +93,3 @@ def _add_moves(
 
 def _adds_activations(inputs: Iterable[str], origin: Mapping[str, str], view: GraphView) -> bool:
     return any(t not in origin and view.tensors[t].kind is TensorKind.ACTIVATION for t in inputs)
-
-
-def _leading_to_softmax(view: GraphView) -> frozenset[str]:
-    masks = current().asking(Ask.MASK)
-    return leading_to(
-        view,
-        lambda node: node.inputs if node.op in _SOFTMAX or node.op in masks else (),
-        _KEEPING,
-        data=lambda node: node.inputs,
-    )

@@ -21,9 +21,8 @@ from campo_onnx.ops.values.arithmetic import GUARD, LARGE
 from campo_onnx.ops.values.propagate import propagated
 from campo_onnx.ops.values.range import GIVEN, INFINITY, UNKNOWN, ValueRange, made
 from campo_onnx.ops.values.rule import of_type
-from campo_onnx.optimize.values.sum_ops import MOVES
+from campo_onnx.optimize.values.sum_ops import MOVES, MOVES_AND_PARTS, WEIGHTED
 from campo_onnx.optimize.values.unrolled import unrolled
-from campo_onnx.optimize.values.windows import windows_of
 
 _CHOICES = op_keys("Max Where")
 _FEW_ELEMENTS = 16
@@ -110,7 +109,7 @@ class _Pass:
 
     def __init__(self, view: GraphView) -> None:
         self.ranges: dict[str, ValueRange] = {}
-        self._view, self._windows = view, windows_of(view)
+        self._view, self._windows = view, _windows_of(view)
         self._distinct: dict[ValueRange, ValueRange] = {}
         self._propagated: dict[tuple[int, ...], tuple[ValueRange, ...]] = {}
 
@@ -140,6 +139,28 @@ class _Pass:
             if not sharpened.source and _is_extreme(sharpened):
                 sharpened = sharpened.named(tensor)
             self.add(tensor, sharpened)
+
+
+def _windows_of(view: GraphView) -> frozenset[str]:
+    """Find the windows in which products take ``E[x^2] - E[x]^2`` and ``E[xy] - E[x]E[y]``.
+
+    Such are a buffer of SSIM, the edges of a graph, the shares of an attentive pooling. A difference of these
+    products of matrices, or convolutions, is as small as one of sums.
+    """
+    trained = frozenset(filter(view.is_float32, view.inputs)) - frozenset(view.data_inputs)
+    factors: dict[str, frozenset[str]] = {}
+    weighed: dict[str, set[str]] = {}
+    for node in view.nodes:
+        if node.op.label == "Mul" or view.power(node) == 2.0:
+            factors[node.outputs[0]] = frozenset(view.origin(t, MOVES) for t in node.inputs)
+        elif node.op in WEIGHTED:
+            for tensor, other in (node.inputs[:2], node.inputs[1::-1]):
+                weighed.setdefault(view.origin(tensor, MOVES_AND_PARTS), set()).add(view.origin(other, MOVES))
+    return frozenset(
+        tensor
+        for tensor, others in weighed.items()
+        if tensor not in trained and any(not others.isdisjoint(factors.get(t, ())) for t in others)
+    )
 
 
 def _is_extreme(range_: ValueRange) -> bool:

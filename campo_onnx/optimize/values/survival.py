@@ -1,8 +1,7 @@
 """Values that a low precision would lose, node by node."""
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -12,68 +11,63 @@ from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature
 from campo_onnx.ops.values.attributes import scalar_attributes
 from campo_onnx.ops.values.range import UNKNOWN, ValueRange
-from campo_onnx.optimize.values.graph_values import GraphValues
+from campo_onnx.optimize.plan.reason import Reason, Verdict
+from campo_onnx.optimize.values.graph_values import GraphValues, Verdicts
 from campo_onnx.optimize.values.positions import exact_integers, largest_exact
 
 _WORST_ROUNDING = 0.01
 """Relative error beyond which a derived value counts as lost."""
 
 _LOOKING_FOR_INFINITY = op_keys("IsInf com.microsoft:IsFinite")
+_OF_CONSTANTS = {Reason.VALUE_OVERFLOW: Reason.OVERFLOW, Reason.VALUE_UNDERFLOW: Reason.UNDERFLOW}
 _FEW_STEPS = 4.0
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LostValue:
-    """A value that a node reads or writes and a low precision does not hold."""
-
-    tensor: str
-    source: str  # the tensor that the value comes from; `tensor` where no other one tells
-    value: float
-    overflows: bool = False
-    is_integer: bool = False  # whether it is a count or a position that would no longer be exact
-    is_rounded: bool = False  # whether the values around it become one and the same
-    is_attribute: bool = False
-
-
-def lost_values(values: GraphValues) -> Mapping[str, LostValue]:
+def lost_values(values: GraphValues) -> Verdicts:
     """Find the nodes that read or write a value which the low precision does not hold."""
     counts = exact_integers(values)
-    lost = ((node.name, next(_lost_at(node, values, counts), None)) for node in values.view.nodes)
-    return {name: value for name, value in lost if value is not None}
+    for node in values.view.nodes:
+        if (verdict := next(_lost_at(node, values, counts), None)) is not None:
+            yield node.name, verdict
 
 
-def _lost_at(node: OpNode, values: GraphValues, counts: frozenset[str]) -> Iterator[LostValue]:
+def _lost_at(node: OpNode, values: GraphValues, counts: frozenset[str]) -> Iterator[Verdict]:
     view, low, ports = values.view, values.low, values.ports[node.name]
     if node.op in _LOOKING_FOR_INFINITY and ports.low_inputs:
-        read = node.inputs[0]
-        yield LostValue(tensor=read, source=read, value=_LARGEST, overflows=True)
+        yield _lost(Reason.VALUE_OVERFLOW, node.inputs[0], _LARGEST, values, source=node.inputs[0])
     if node.attributes and (ports.low_inputs or ports.low_outputs):
         yield from _lost_attributes(view.signature(node.name), low)
     for tensor in ports.low_among(node.inputs, node.outputs):
         r = values.range(tensor)
         if r is UNKNOWN:
             continue
-        source = r.source or tensor
         if r.magnitude > low.largest:
             # Nothing beyond FP32's own reach occurs, and a plan file holds no infinity.
             value = math.copysign(min(r.magnitude, _LARGEST), r.extreme)
-            yield LostValue(tensor=tensor, source=source, value=value, overflows=True)
+            yield _lost(Reason.VALUE_OVERFLOW, tensor, value, values)
         elif _smallest(r) < _least(low, is_exact=view.is_constant(tensor) or not r.varies):
-            yield LostValue(tensor=tensor, source=source, value=_smallest(r))
+            yield _lost(Reason.VALUE_UNDERFLOW, tensor, _smallest(r), values)
         elif _is_narrow(r, low):
-            yield LostValue(tensor=tensor, source=source, value=r.extreme, is_rounded=True)
+            yield _lost(Reason.VALUE_ROUNDING, tensor, r.extreme, values)
         elif tensor in counts:
-            yield LostValue(tensor=tensor, source=tensor, value=r.bound, is_integer=True)
+            yield Reason.INTEGERS.of(tensor=tensor, largest=largest_exact(low), low=low.value)
 
 
-def _lost_attributes(signature: Signature, low: Precision) -> Iterator[LostValue]:
+def _lost(reason: Reason, tensor: str, value: float, values: GraphValues, source: str = "") -> Verdict:
+    if values.view.is_constant(tensor):
+        return _OF_CONSTANTS[reason].of(tensor=tensor, value=value, low=values.low.value)
+    source = source or values.range(tensor).source or tensor
+    return reason.of(tensor=tensor, value=value, low=values.low.value, source=source)
+
+
+def _lost_attributes(signature: Signature, low: Precision) -> Iterator[Verdict]:
     for name, value in scalar_attributes(signature):
-        lost = LostValue(tensor=name, source=name, value=value, is_attribute=True)
         if abs(value) > low.largest:
-            yield replace(lost, value=math.copysign(min(abs(value), _LARGEST), value), overflows=True)
+            largest = math.copysign(min(abs(value), _LARGEST), value)
+            yield Reason.OVERFLOW.of(tensor=name, value=largest, low=low.value)
         elif 0.0 < abs(value) < _least(low, is_exact=True):
-            yield lost
+            yield Reason.UNDERFLOW.of(tensor=name, value=value, low=low.value)
 
 
 def _is_narrow(r: ValueRange, low: Precision) -> bool:

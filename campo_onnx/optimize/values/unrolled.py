@@ -18,7 +18,12 @@ from campo_onnx.ir.memo import remembered
 from campo_onnx.ir.view import GraphView, OpNode, TensorInfo, TensorKind
 from campo_onnx.ops.key import OpKey, op_keys
 from campo_onnx.ops.values.need import EXACT, Need, Needs
-from campo_onnx.optimize.values.loops import accumulating_outputs, factors_of_states, growing_outputs
+from campo_onnx.optimize.values.loops import (
+    accumulating_outputs,
+    factors_of_states,
+    growing_outputs,
+    scanned_axes,
+)
 from campo_onnx.optimize.values.normal_form import in_normal_form
 
 _CONTROL_FLOW = op_keys("If Loop Scan")
@@ -91,8 +96,7 @@ class _Copy:
                 is_output = info.is_output and not prefix
                 self.tensors[called(name)] = replace(info, name=called(name), kind=kind, is_output=is_output)
         self.values.update((called(name), value) for name, value in view.values.items() if name not in named)
-        for grown in growing_outputs(graph).values():
-            self.growing.update(map(called, grown))
+        self.growing.update(map(called, growing_outputs(graph)))
         terms = accumulating_outputs(graph, view)
         self.terms.update((called(tensor), count) for tensor, count in terms.items())
         for proto, node in zip(graph.node, view.nodes, strict=True):
@@ -113,7 +117,7 @@ class _Copy:
             elif proto.op_type == "If":
                 self._add_branches(here, turned, around)
             else:
-                self._add_turns(here, turned[0], around, _scanned_axes(proto))
+                self._add_turns(here, turned[0], around, scanned_axes(proto))
                 self._need_exactly(factors_of_states(proto, view), here.name, turned[0].view)
 
     def _add_unseen(self, node: OpNode) -> None:
@@ -195,7 +199,7 @@ def _bodies_of(proto: NodeProto, node: OpNode, view: GraphView) -> list[Body]:
     elif proto.op_type == "Loop":
         types[:2] = None, None
     else:
-        axes = _scanned_axes(proto)
+        axes = scanned_axes(proto)
         start = len(types) - len(axes)
         types[start:] = [_row(info, axis) for info, axis in zip(types[start:], axes, strict=True)]
     by_name = {a.name: a.g for a in proto.attribute if a.type == AttributeProto.GRAPH}
@@ -209,10 +213,3 @@ def _row(info: TensorInfo | None, axis: int) -> TensorInfo | None:
     sizes = list(info.shape)
     del sizes[axis]
     return replace(info, shape=tuple(sizes))
-
-
-def _scanned_axes(node: NodeProto) -> tuple[int, ...]:
-    """The axes that a Scan goes along, one for each input that it scans."""
-    scanned = sum(a.i for a in node.attribute if a.name == "num_scan_inputs")
-    axes = next((tuple(a.ints) for a in node.attribute if a.name == "scan_input_axes"), ())
-    return axes or (0,) * scanned

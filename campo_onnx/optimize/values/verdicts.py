@@ -1,32 +1,28 @@
 """Nodes that stay FP32, by every strategy, because a low precision would lose a value."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TypeAlias
 
 from campo_onnx.ir.importer import Imported
 from campo_onnx.ops.ports import NO_FP32, Ports
 from campo_onnx.ops.precision import Precision
-from campo_onnx.optimize.plan.reason import Fact, Reason, Verdict
+from campo_onnx.optimize.plan.reason import Reason, Verdict
 from campo_onnx.optimize.values.accumulated import accumulated, long_sums
 from campo_onnx.optimize.values.accuracy import needed_exactly
 from campo_onnx.optimize.values.close import close_differences
 from campo_onnx.optimize.values.differences import cancelling_squares
 from campo_onnx.optimize.values.factors import shrunken_values
 from campo_onnx.optimize.values.gradient_sums import gradient_products_summed, scaled_gradients_summed
-from campo_onnx.optimize.values.graph_values import GraphValues, computed_numbers
+from campo_onnx.optimize.values.graph_values import GraphValues, Verdicts, computed_numbers
 from campo_onnx.optimize.values.loss_scale import loss_scaling
 from campo_onnx.optimize.values.masks import unknown_masks
-from campo_onnx.optimize.values.positions import ANGLES, largest_exact
 from campo_onnx.optimize.values.products import unknown_products
 from campo_onnx.optimize.values.ranges import DeclaredRange, value_ranges
 from campo_onnx.optimize.values.reach import far_reaching
 from campo_onnx.optimize.values.sums import squares_summed
-from campo_onnx.optimize.values.survival import LostValue, lost_values
+from campo_onnx.optimize.values.survival import lost_values
 from campo_onnx.optimize.values.unrolled import unrolled
 from campo_onnx.optimize.values.vanishing import before_logarithms, divisors, squares_of_slopes
-
-Verdicts: TypeAlias = Iterator[tuple[str, Verdict]]
 
 
 def value_verdicts(
@@ -59,36 +55,6 @@ def value_verdicts(
     return verdicts
 
 
-def _lost(values: GraphValues) -> Verdicts:
-    for name, lost in lost_values(values).items():
-        is_exact = lost.is_attribute or values.view.is_constant(lost.tensor)
-        yield name, _of_constant(lost, values) if is_exact else _of_computed(lost, values)
-
-
-def _of_constant(lost: LostValue, values: GraphValues) -> Verdict:
-    return (Reason.OVERFLOW if lost.overflows else Reason.UNDERFLOW).of(
-        tensor=lost.tensor, value=lost.value, low=values.low.value
-    )
-
-
-def _of_computed(lost: LostValue, values: GraphValues) -> Verdict:
-    if lost.is_integer:
-        return _of_integers(lost.tensor, values)
-    reason = Reason.VALUE_OVERFLOW if lost.overflows else Reason.VALUE_UNDERFLOW
-    return (Reason.VALUE_ROUNDING if lost.is_rounded else reason).of(
-        tensor=lost.tensor, value=lost.value, low=values.low.value, source=lost.source
-    )
-
-
-def _of_integers(tensor: str, values: GraphValues) -> Verdict:
-    return Reason.INTEGERS.of(tensor=tensor, largest=largest_exact(values.low), low=values.low.value)
-
-
-def _shrunken(values: GraphValues) -> Verdicts:
-    for name, (tensor, size) in shrunken_values(values).items():
-        yield name, Reason.VALUE_UNDERFLOW.of(tensor=tensor, value=size, low=values.low.value, source=tensor)
-
-
 def _products(values: GraphValues) -> Verdicts:
     if not values.is_narrow:
         return
@@ -100,13 +66,7 @@ def _long_and_exact(values: GraphValues) -> Verdicts:
     sums, low = accumulated(values), values.low.value
     for name, terms in long_sums(values, sums).items() if values.is_narrow else ():
         yield name, Reason.LONG_SUM.of(terms=terms, low=low)
-    for name, coarse in needed_exactly(values, {**values.needs, **close_differences(values, sums)}).items():
-        facts: dict[str, Fact] = {"tensor": coarse.tensor, "reader": coarse.reader, "low": low}
-        if values.view.node[coarse.reader].op in ANGLES:
-            yield name, Reason.ANGLE.of(tensor=coarse.tensor)
-            continue
-        facts |= {"allowed": coarse.allowed, "rounding": coarse.rounding}
-        yield name, Reason.ACCURACY.of(**facts)
+    yield from needed_exactly(values, {**values.needs, **close_differences(values, sums)}).items()
 
 
 def _scalars(values: GraphValues) -> Verdicts:
@@ -149,8 +109,8 @@ def _tensors(
 
 
 RULES: tuple[Callable[[GraphValues], Verdicts], ...] = (
-    _lost,
-    _shrunken,
+    lost_values,
+    shrunken_values,
     _tensors(Reason.LOGARITHM, before_logarithms),
     _tensors(Reason.DIVISOR, divisors),
     _tensors(Reason.SQUARES, squares_summed, only_narrow=True),

@@ -267,6 +267,13 @@ def test_the_plan_says_why(name, reason):
     assert reason in reasons(made(CASES[name])).values()
 
 
+def test_a_table_of_positions_that_is_compared_holds_integers_and_nothing_too_small():
+    compared = Case(
+        "b = Less(table, x) k = Cast<to=1>(b) y = MatMul(k, w)", {"table": f(np.arange(64)[None] + 4096)}
+    )
+    assert reasons(made(compared))["Less"] is Reason.INTEGERS
+
+
 def low_nodes(body, constants=None):
     return set(mixed_of(made(Case(body, constants or {})), "fine-grained").plan.low_nodes)
 
