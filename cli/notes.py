@@ -107,31 +107,17 @@ def surprises(model: Path, optimized: "Optimized", options: "Options") -> Iterat
     """Yield what of a graph, or of its device, may surprise: whether it is a warning, and a sentence."""
     if sentence := sentence_of_arithmetic(options):
         yield False, sentence
-    refused = optimized.refused_by(options.target)
-    from campo_onnx.runtime.machine import DEFAULT
-
-    op = optimized.imported.view.node[refused[0]].op.label if refused else ""
-    runtime = options.target.runtime.name
-    if refused and (runtime != DEFAULT or op != "BatchNormalization"):
-        yield (
-            True,
-            f"{runtime} does not load this graph, in FP32 or mixed: it refuses {len(refused)} "
-            f"nodes, the first is {refused[0]!r} ({op}).",
-        )
-    elif refused:
-        yield (
-            True,
-            "ONNX Runtime's CUDA provider does not load this graph, in FP32 or mixed: it refuses "
-            f"BatchNormalization with training_mode=1 ({len(refused)} nodes, the first is {refused[0]!r}). "
-            "Export with campo_onnx.export.torch, which decomposes batch normalization.",
-        )
+    if sentence := _of_refusals(optimized, options):
+        yield True, sentence
     if optimized.imported.converted_from is not None:
         yield (
             False,
             f"{model} uses opset {optimized.imported.converted_from}: it was converted to opset "
             f"{optimized.imported.view.opset['']} by onnx's version converter, and is written at that.",
         )
-    if form := sentence_of_form(optimized.imported.given or optimized.imported, runtime, model.name):
+    if form := sentence_of_form(
+        optimized.imported.given or optimized.imported, options.target.runtime.name, model.name
+    ):
         yield False, form
     if optimized.imported.given is not None:
         from campo_onnx.planning.pipeline import fp32_us
@@ -161,3 +147,23 @@ def surprises(model: Path, optimized: "Optimized", options: "Options") -> Iterat
             "campo_onnx.export does unless told otherwise"
             f"{_in_bf16(optimized, options)}.",
         )
+
+
+def _of_refusals(optimized: "Optimized", options: "Options") -> str:
+    """Name a node for which the runtime does not load the graph; an empty text where it does."""
+    from campo_onnx.runtime.machine import DEFAULT
+
+    refused, runtime = optimized.refused_by(options.target), options.target.runtime.name
+    if not refused:
+        return ""
+    op = optimized.imported.view.node[refused[0]].op.label
+    if runtime == DEFAULT and op == "BatchNormalization":
+        return (
+            "ONNX Runtime's CUDA provider does not load this graph, in FP32 or mixed: it refuses "
+            f"BatchNormalization with training_mode=1 ({len(refused)} nodes, the first is {refused[0]!r}). "
+            "Export with campo_onnx.export.torch, which decomposes batch normalization."
+        )
+    return (
+        f"{runtime} does not load this graph, in FP32 or mixed: it refuses {len(refused)} "
+        f"nodes, the first is {refused[0]!r} ({op})."
+    )

@@ -108,24 +108,8 @@ def _cards(
             f"{plan.cast_us / plan.predicted_us if plan.predicted_us else 0.0:.1%} of the step",
         ),
     ]
-    if whole.before is not None and whole.after is not None and moved is not None:
-        cards += [
-            Card(
-                "Bytes moved",
-                f"{gigabytes(whole.before.moved_bytes)} → {gigabytes(whole.after.moved_bytes)}",
-                "read and written in one step, counted",
-            ),
-            Card(
-                "Launches",
-                f"{whole.before.launches:,} → {whole.after.launches:,}",
-                "kernels of one step, counted",
-            ),
-            Card(
-                "Tensors at most",
-                f"{gigabytes(moved[0].peak_bytes)} → {gigabytes(moved[1].peak_bytes)}",
-                "memory that they take at a time, counted",
-            ),
-        ]
+    if moved is not None:
+        cards += _cards_of_traffic(whole, *moved)
     if plan.pads:
         gain_us = sum(pad.gain_us for pad in plan.pads)
         cards.append(
@@ -140,3 +124,25 @@ def _cards(
         share = kept_us / plan.predicted_us if plan.predicted_us else 0.0
         cards.append(Card("Stayed FP32", duration(kept_us), f"{share:.1%} of the step, predicted"))
     return cards
+
+
+def _cards_of_traffic(whole: FamilyRow, before: Traffic, after: Traffic) -> list[Card]:
+    if whole.before is None or whole.after is None:
+        return []
+    return [
+        Card(
+            "Bytes moved",
+            f"{gigabytes(whole.before.moved_bytes)} → {gigabytes(whole.after.moved_bytes)}",
+            "read and written in one step, counted",
+        ),
+        Card(
+            "Launches",
+            f"{whole.before.launches:,} → {whole.after.launches:,}",
+            "kernels of one step, counted",
+        ),
+        Card(
+            "Tensors at most",
+            f"{gigabytes(before.peak_bytes)} → {gigabytes(after.peak_bytes)}",
+            "memory that they take at a time, counted",
+        ),
+    ]
