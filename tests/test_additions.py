@@ -43,6 +43,11 @@ def test_rooms_and_floors_are_counted() -> None:
     assert re.findall(r"(\d+) rooms on (\d+) floors", PAGE) == [(f"{len(ROOMS)}", f"{max(floors.values())}")]
 
 
+def test_no_more_rooms_import_from_each_other_than_the_page_says() -> None:
+    (most,) = re.findall(r"at most (\d+) pairs", PAGE)
+    assert len(arrows(imports_by_module())) <= int(most)
+
+
 def test_files_that_the_page_names_exist() -> None:
     named = set(re.findall(r"`([\w/]+/[\w]+\.(?:py|csv|toml))`", PAGE))
     homes = (ROOT, ROOT / "campo_onnx")

@@ -171,6 +171,32 @@ def test_sessions_are_seen_in_the_folder_of_their_runtime_only() -> None:
     assert seen == {"campo_onnx/runtime/onnxruntime"}
 
 
+# Where processors have their names; the other files speak of torch's devices.
+NAMES_PROCESSORS = {
+    "campo_onnx.builder.target",
+    "campo_onnx.hardware.datasheet",
+    "campo_onnx.hardware.hardware",
+    "cli.completion",
+}
+SPEAK_OF_TORCH = ("campo_onnx.export.torch", "campo_onnx.integrations")
+
+
+def processors_named(source: str) -> bool:
+    """Whether a text that is more than one of a comment or docstring is the name of a processor."""
+    return any(
+        isinstance(n, ast.Constant) and n.value in ("cpu", "cuda") for n in ast.walk(ast.parse(source))
+    )
+
+
+def test_processors_are_named_in_one_place() -> None:
+    naming = {
+        module for module, path in modules().items() if processors_named(path.read_text(encoding="utf-8"))
+    }
+    assert {m for m in naming if not any(is_in(m, room) for room in SPEAK_OF_TORCH)} == NAMES_PROCESSORS
+    assert processors_named('machine("cpu")')
+    assert not processors_named('"""On ``"cpu"``."""')
+
+
 def test_disorder_is_told() -> None:
     assert wrong_ways("campo_onnx.ir.view", {"campo_onnx.planning.pipeline", "campo_onnx.ops.key"}) == [
         "campo_onnx.ir.view imports campo_onnx.planning.pipeline, which stands above it"
