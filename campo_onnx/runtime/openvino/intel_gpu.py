@@ -8,6 +8,7 @@ measured, and nothing is run.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from campo_onnx.hardware.hardware import INTEL_GPU
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.api import Capabilities, Runtime, Support
 from campo_onnx.runtime.overhead import Overhead, read_overheads
@@ -15,7 +16,6 @@ from campo_onnx.runtime.overhead import Overhead, read_overheads
 if TYPE_CHECKING:
     from campo_onnx.ops.signature import Signature
 
-_INTEL_GPU = "intel_gpu"
 _CAPABILITIES = Capabilities(
     captures=False,
     takes_addresses=False,
@@ -36,7 +36,7 @@ class OpenVinoGpu(Runtime):
     """Stands for OpenVINO on a GPU of Intel's in predictions."""
 
     name: str = "openvino-gpu"
-    processors: tuple[str, ...] = (_INTEL_GPU,)
+    processors: tuple[str, ...] = (INTEL_GPU,)
     capabilities: Capabilities = _CAPABILITIES
 
     def problem(self, processor: str) -> str:
@@ -45,7 +45,7 @@ class OpenVinoGpu(Runtime):
 
     def overhead(self, processor: str, *, captured: bool = False) -> Overhead:
         """Say what it adds to kernels; see :class:`~campo_onnx.runtime.api.Runtime`."""
-        return read_overheads(__package__)[_INTEL_GPU]
+        return read_overheads(__package__)[INTEL_GPU]
 
     def support(self, signature: "Signature", processor: str, precision: Precision) -> Support:
         """Say how a node runs; see :class:`~campo_onnx.runtime.api.Runtime`.
@@ -55,7 +55,7 @@ class OpenVinoGpu(Runtime):
         """
         from campo_onnx.runtime.openvino import kernels
 
-        if processor != _INTEL_GPU or self.capabilities.refusal(precision):
+        if processor != INTEL_GPU or self.capabilities.refusal(precision):
             return Support.REFUSED
         if precision is Precision.FP32:
             return kernels.support(signature, precision)
