@@ -124,26 +124,15 @@ def bench(
         progress = _Progress(on_progress, total_rounds(schedule), blocks, gpu.sm_clock_mhz)
         if on_loaded is not None:
             on_loaded(_seconds(loaded, schedule, load_s=load_s, pauses=pause_between(machine) is not None))
-        time_one = partial(time_rounds, pause=pause_between(machine))
-        if is_apart:
-            by_name = {graph.name: graph for graph in graphs}
-            runs, loaded = time_runs_apart(
-                [*by_name],
-                lambda name: load([by_name[name]]),
-                time_one,
-                schedule,
-                seed=seed,
-                on_progress=progress.round_done,
-            )
-        else:
-            runs, loaded = time_runs(
-                loaded,
-                lambda names: load([graph for graph in graphs if graph.name in names]),
-                time_one,
-                schedule,
-                seed=seed,
-                on_progress=progress.round_done,
-            )
+        runs, loaded = _timed(
+            graphs,
+            None if is_apart else loaded,
+            load,
+            schedule,
+            pause=pause_between(machine),
+            seed=seed,
+            on_progress=progress.round_done,
+        )
         rounds = merged(runs)
         if energy:
             drawn = _energy(loaded, rounds, gpu, seed, progress.block_done)
@@ -164,6 +153,37 @@ def bench(
         memory_from=memory.source,
         sm_clock_mhz=tuple(progress.clocks_mhz),
         notes=(*loaded.notes, *_notes(graphs, machine, rounds, tolerance)),
+    )
+
+
+def _timed(
+    graphs: Sequence[Graph],
+    loaded: Loaded | None,
+    load: Callable[[Sequence[Graph]], Loaded],
+    schedule: Schedule,
+    *,
+    pause: Callable[[], None] | None,
+    seed: int,
+    on_progress: Progress,
+) -> tuple[tuple[Rounds, ...], Loaded]:
+    """Time all rounds of graphs that are loaded; without, each run loads one after the other."""
+    time_one, by_name = partial(time_rounds, pause=pause), {graph.name: graph for graph in graphs}
+    if loaded is None:
+        return time_runs_apart(
+            [*by_name],
+            lambda name: load([by_name[name]]),
+            time_one,
+            schedule,
+            seed=seed,
+            on_progress=on_progress,
+        )
+    return time_runs(
+        loaded,
+        lambda names: load([graph for name, graph in by_name.items() if name in names]),
+        time_one,
+        schedule,
+        seed=seed,
+        on_progress=on_progress,
     )
 
 
