@@ -36,7 +36,7 @@ _OF_STATISTICS = (
 _LOOK_FOR_OVERFLOW = op_keys("IsInf IsNaN")
 _GIVE_NAN = op_keys("Div Sub")  # of two infinities
 _STEEP_AT_ONE = op_keys("Acos Acosh Asin Atanh")
-_BENDS = op_keys("ArgMax ArgMin")
+_ORDERS = op_keys("ArgMax ArgMin Hardmax TopK")
 _TELLS_APART = op_keys("ArgMax ArgMin LogSoftmax ReduceLogSumExp Softmax TopK")
 _KEEPING_SIGNS = MOVES | SUMS_OF_FEW - op_keys("Sub") | PARTS | op_keys("Max Min")
 _BOTH = frozenset({-1, 1})
@@ -61,7 +61,7 @@ def close_differences(values: GraphValues, sums: Accumulated) -> Mapping[str, Ne
     - Of statistics of many values: two distances, two log-probabilities, 1 less a cosine.
     - Of close values, summed up: links of a graph beyond those that are expected cancel in a sum.
     - Of functions of the same values: x - sin(x), k * log(r) - r.
-    - Of data as it comes in, which nothing has rounded yet.
+    - Of data as it comes in, which nothing has rounded yet, and in an order of what is computed of it.
     - Of statistics, in the backward pass: what a difference of them leaves of a gradient.
     - Of what is asked whether it is infinite: it overflows in a narrow precision. Or not a number, as
       the difference of two such values is.
@@ -216,6 +216,8 @@ class _Close:
     def _is_of_data(self, node: OpNode, varying: list[str]) -> bool:
         """Whether a node subtracts, bends or compares only data that nothing has rounded yet."""
         view = self._view
+        if node.op in _ORDERS and varying and self._of_data.issuperset(varying):
+            return True
         if node.op.label == "Div" and node.inputs[1] in varying:
             return not self._raw.isdisjoint(varying)
         if self._signs.is_difference(node) and len(varying) == 2 and self._of_data.issuperset(varying):
@@ -230,7 +232,7 @@ class _Close:
             self._offsets.update((t, self._offsets.get(varying[0], 0.0)) for t in node.outputs if t)
         if node.op.label == "Cast":
             return view.tensors[node.outputs[0]].dtype in _INTEGERS
-        return self._specs.spec(node.op).asks_accuracy is not None or node.op in _BENDS
+        return self._specs.spec(node.op).asks_accuracy is not None
 
 
 def _of_sums(node: OpNode, values: GraphValues, sums: Accumulated) -> Need | None:

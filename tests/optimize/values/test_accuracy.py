@@ -42,6 +42,7 @@ def linear_attention(features, tokens):
     return Case(body, {"one": f32(1), "axis": i64(1)}, feeds, f"float[1,{tokens},32] y")
 
 
+POINTS = f32(5 + RANDOM.integers(0, 3, (64, 3)) / 4 + RANDOM.integers(0, 512, (64, 3)) / 2**22)
 LINKS = f32(3 + RANDOM.integers(0, 8, (64, 64)) / 64)
 REST = np.abs(LINKS - np.outer(LINKS.sum(1), LINKS.sum(0)) / LINKS.sum())
 ELU, RELU = "e{f} = Elu({t}) {f} = Add(e{f}, one)", "{f} = Relu({t})"
@@ -322,6 +323,13 @@ CASES = {
         {"axis": i64(1)},
         {"x": normal(64, 64), "w": normal(64, 64), "v": normal(64, 64)},
         "float[64,1] y",
+    ),
+    "neighbours of points": Case(
+        """a = Unsqueeze(x, first) b = Unsqueeze(x, second) d = Sub(a, b) q = Mul(d, d)
+           s = ReduceSum<keepdims = 0>(q, last) l, i = TopK<axis = 1, largest = 0>(s, four) t = Gather(v, i)
+           y = ReduceSum<keepdims = 0>(t, second)""",
+        {"first": i64(0), "second": i64(1), "last": i64(2), "four": i64(4)},
+        {"x": POINTS, "v": normal(64, 64)},
     ),
     "a difference of squares that FP16 makes infinite": Case(
         "h = MatMul(x, w) q = Mul(h, h) r = Mul(x, x) d = Sub(q, r) b = IsNaN(d) y = Where(b, zero, h)",
