@@ -233,14 +233,15 @@ def case_of(
     return Case(module=module.train(), inputs=batch(), loss=_of_output, options=dict(options))
 
 
-def _table(file: str) -> dict[str, Any]:
+def table(file: str) -> dict[str, Any]:
+    """Read a file of configurations."""
     return tomllib.loads(Path(__file__).with_name(file).read_text(encoding="utf-8"))
 
 
 def _cases(file: str) -> Iterator[tuple[str, Callable[[], Case]]]:
     """Read the configurations of a file."""
-    known = {"": {}, **_table("transformers.toml")["settings"]}
-    for name, row in _table(file)["models"].items():
+    known = {"": {}, **table("transformers.toml")["settings"]}
+    for name, row in table(file)["models"].items():
         own = row.get("own", {})
         parts = {part: known[of] | own.get(part, {}) for part, of in row.get("parts", {}).items()}
         settings = known[row.get("of", "")] | own | parts
