@@ -27,7 +27,7 @@ def checked(
 ) -> dict[str, Any]:
     """Optimize one graph, and check the result in a process of its own.
 
-    ``device`` are the options that name it; a plan or a check that takes longer than ``limit_s`` is ``failed``.
+    ``device`` are the options that name it; a plan or a check that takes longer than ``limit_s`` failed.
     """
     with tempfile.TemporaryDirectory() as scratch:
         mixed, plan = Path(scratch, "mixed.onnx"), Path(scratch, "plan.json")

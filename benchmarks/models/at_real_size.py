@@ -2,8 +2,8 @@
 
     python -m benchmarks.models.at_real_size [--only STEP,...] [--limit-s S]
 
-Planned and checked by the command line, as in benchmarks/checks.py. Runs until it says that all is done; killed,
-it goes on with the model where it was. Writes results/models_at_real_size.json and .md.
+Planned and checked by the command line, as in benchmarks/checks.py. Runs until it says that all is done;
+killed, it goes on with the model where it was. Writes results/models_at_real_size.json and .md.
 """
 
 import tempfile
@@ -33,7 +33,7 @@ _LIMIT_S = 300.0
 
 
 def _batch(row: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Draw a batch: numbers by their shape, indices by shape and bound; of words the first three have a meaning."""
+    """Draw a batch: numbers by their shape, indices by shape and bound; the first three words are special."""
     numbers, indices = dict(row.get("numbers", {})), dict(row.get("indices", {}))
     if "images" in row:
         numbers["pixel_values"] = row["images"]

@@ -44,7 +44,7 @@ class _UNet(nn.Module):
 
 
 class _Dlrm(nn.Module):
-    """Naumov et al. 2019 on Criteo: 13 numbers, 26 categories, products of all pairs; tables are cut to 10,000 rows."""
+    """Naumov et al. 2019 on Criteo: 13 numbers, 26 categories, products of all pairs; 10,000 rows a table."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class _NBeats(nn.Module):
 
 
 class _GraphSage(nn.Module):
-    """Hamilton et al. 2017 on Reddit: means of 25 and 10 neighbours drawn, 602 features, 128 wide, 41 classes."""
+    """Hamilton et al. 2017 on Reddit: means of 25 and 10 neighbours, 602 features, 128 wide, 41 classes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class _GraphSage(nn.Module):
         self.out = nn.Linear(128, 41)
 
     def forward(self, features: Tensor, near: Tensor, far: Tensor) -> Tensor:
-        """Take the features of all nodes, the 25 neighbours of each of the batch, and the 10 of each of these."""
+        """Take features of all nodes, the neighbours of each of the batch, and the neighbours of these."""
 
         def joined(layer: nn.Linear, own: Tensor, others: Tensor) -> Tensor:
             return functional.relu(layer(torch.cat([own, others.mean(-2)], -1)))

@@ -101,6 +101,7 @@ BY_DESIGN = frozenset(
         *("full_like.default: self", "zeros_like.default: self", "ones_like.default: self"),  # its shape, in
         *("empty_like.default: self", "new_zeros.default: self", "new_empty_strided.default: self"),  # the
         *("bernoulli.p: self", "rand_like.default: self", "randn_like.default: self"),  # result as well
+        "exponential.default: self",
         *("embedding.default: padding_idx", "embedding.default: scale_grad_by_freq"),  # of its gradient
         "leaky_relu_backward.default: self_is_result",  # a positive slope keeps the sign
         "sort.stable: stable",  # every sort is

@@ -306,3 +306,18 @@ def test_recomputed_dropout_has_the_mask_of_the_forward_pass(options: dict[str, 
 def test_dropout_whose_mask_is_unclear_when_it_runs_again_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="run several times under activation checkpointing"):
         export_training_step(Recomputed(times=2), weighted_sum, torch.randn(8, 6))
+
+
+def test_exponential_numbers_have_their_rate_and_a_finite_logarithm() -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(()))
+
+        def forward(self, x: Any) -> Any:
+            drawn = torch.empty_like(x).exponential_(4.0)
+            return self.weight * drawn.mean() + 0 * drawn.log().sum()
+
+    model = export_training_step(Noisy(), lambda y: y, torch.zeros(10_000), loss_scale=False)
+    mean = run(session(model), feeds_of(Noisy(), [torch.zeros(10_000)], []))["loss"]
+    assert abs(mean - 0.25) < 0.025  # ten standard deviations

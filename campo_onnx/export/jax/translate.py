@@ -14,7 +14,7 @@ from jax.extend import core
 
 from campo_onnx.builder.value import dtype_of
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.export.jax import arrays, elementwise, lookups, loops, random, windows
+from campo_onnx.export.jax import arrays, composed, elementwise, lookups, loops, random, windows
 from campo_onnx.export.translate import Constant, Operation, Read, TracedStep, refuse_unknown, translate_step
 from campo_onnx.export.translation import Expected, merged
 
@@ -32,6 +32,7 @@ _CALLS = frozenset(
 _BRANCHES = "cond"
 """Of functions, one: which is a number; all are computed."""
 
+_LINEAR_SOLVE = "custom_linear_solve"
 _CONTROL_FLOW = frozenset({"while"})
 _WITHOUT_EFFECT = frozenset(
     {
@@ -111,6 +112,12 @@ def _called(equation: Any) -> tuple[Any, Sequence[Any]] | None:
     return (called.jaxpr, called.consts) if hasattr(called, "jaxpr") else (called, ())
 
 
+def _composed(equation: Any) -> tuple[Any, Sequence[Any]] | None:
+    operands = [atom.val if isinstance(atom, core.Literal) else atom.aval for atom in equation.invars]
+    closed = composed.traced(equation.primitive.name, operands, _parameters(equation))
+    return None if closed is None else (closed.jaxpr, closed.consts)
+
+
 class _StraightLine:
     """Equations one after the other, those of called functions in place of the call, loops unrolled."""
 
@@ -136,7 +143,7 @@ class _StraightLine:
         for equation in jaxpr.eqns:
             operands = [ref(atom) for atom in equation.invars]
             inside = _scope(scope, str(equation.source_info.name_stack))
-            inner = _called(equation)
+            inner = _called(equation) or _composed(equation)
             if equation.primitive.name in _CONTROL_FLOW:
                 raise UnsupportedModelError(
                     f"control flow cannot be exported: {equation.primitive.name} (in {inside or _OUTERMOST})",
@@ -147,6 +154,8 @@ class _StraightLine:
                 results = self._chosen(equation, operands, inside)
             elif equation.primitive.name == "scan":
                 results = self._unrolled(equation, operands, inside)
+            elif equation.primitive.name == _LINEAR_SOLVE:
+                results = self._solved(equation, operands, inside)
             elif inner is not None:
                 results = self.add(*inner, operands, inside)
             elif _is_of_keys(equation) and all(o in self._known for o in operands):
@@ -180,6 +189,13 @@ class _StraightLine:
             self._new(loops.STACK, [stacked[turn][i] for turn in sorted(stacked)], {}, [variable], scope)[0]
             for i, variable in enumerate(stacks)
         ]
+
+    def _solved(self, equation: Any, operands: Sequence[int], scope: str) -> list[int]:
+        """Add the function that solves; the product that it inverts is there for derivatives."""
+        counts, solve = equation.params["const_lengths"], equation.params["jaxprs"].solve
+        first = counts.matvec + counts.vecmat
+        arguments = [*operands[first : first + counts.solve], *operands[sum(counts) :]]
+        return self.add(solve.jaxpr, solve.consts, arguments, scope)
 
     def _chosen(self, equation: Any, operands: Sequence[int], scope: str) -> list[int]:
         """Add every branch, and choose among their results."""

@@ -142,8 +142,10 @@ def _select_and_scatter_add(
     g: Graph, expected: Expected, source: Value, x: Value, *, window_dimensions: Any, window_strides: Any,
     padding: Any, select_prim: Any,
 ) -> Value:  # fmt: skip
-    """Give each gradient to the largest element of its window."""
-    if select_prim.name != "ge":
+    """Give each gradient to the largest element of its window, or to the smallest."""
+    if select_prim.name == "le":
+        x = -x
+    elif select_prim.name != "ge":
         raise UntranslatableError(f"selection by {select_prim.name}")
     laid, pooled = _max_pool(
         g, x, window_dimensions=window_dimensions, window_strides=window_strides, padding=padding, outputs=2

@@ -1,90 +1,19 @@
 """Operations of torch that ONNX lacks, written with those it has; autograd has been there before."""
 
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
+from campo_onnx.export import special
+
 aten = torch.ops.aten
 
 _LONGEST_RUN = 512
-"""Elements of a running sum of exponentials: each is summed anew."""
-
-_SHIFT = 8
-"""Arguments of the gamma function are raised by so much, to where its series in 1/x has 12 digits."""
-
-_LGAMMA = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360)
-_DIGAMMA = (-1 / 12, 1 / 120, -1 / 252, 1 / 240, -1 / 132, 691 / 32760)
-_TRIGAMMA = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730)
-
-
-def _series(x: torch.Tensor, coefficients: Sequence[float]) -> torch.Tensor:
-    """Give the sum of ``coefficients[k] / x**(2 * k)``."""
-    square = (x * x).reciprocal()
-    total = torch.full_like(x, coefficients[-1])
-    for coefficient in reversed(coefficients[:-1]):
-        total = total * square + coefficient
-    return total
-
-
-def _reflected(
-    x: torch.Tensor, right: Callable[[torch.Tensor], torch.Tensor], left: Callable[..., torch.Tensor]
-) -> torch.Tensor:
-    """Compute in double: `right` above 1/2, and `left` of what it gives at ``1 - x`` below."""
-    wide = x.double()
-    above = wide > 0.5
-    y = right(torch.where(above, wide, 1 - wide))
-    return torch.where(above, y, left(torch.where(above, 0.25, wide), y)).to(x.dtype)
-
-
-def _lgamma(x: torch.Tensor) -> torch.Tensor:
-    def right(x: torch.Tensor) -> torch.Tensor:
-        product, top = x, x + _SHIFT
-        for k in range(1, _SHIFT):
-            product = product * (x + k)
-        series = _series(top, _LGAMMA) / top
-        return (top - 0.5) * top.log() - top + 0.5 * math.log(2 * math.pi) + series - product.log()
-
-    def left(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        part = x - x.floor()
-        sine = torch.where(part == 0, 0.0, (math.pi * part).sin())  # a pole at each whole number
-        return math.log(math.pi) - sine.log() - y
-
-    return _reflected(x, right, left)
-
-
-def _digamma(x: torch.Tensor) -> torch.Tensor:
-    def right(x: torch.Tensor) -> torch.Tensor:
-        top = x + _SHIFT
-        total = top.log() - 0.5 / top + _series(top, _DIGAMMA) / (top * top)
-        for k in range(_SHIFT):
-            total = total - (x + k).reciprocal()
-        return total
-
-    def left(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        angle = math.pi * (x - x.floor())
-        return y - math.pi * angle.cos() / angle.sin()
-
-    return _reflected(x, right, left)
-
-
-def _polygamma(n: int, x: torch.Tensor) -> torch.Tensor:
-    def right(x: torch.Tensor) -> torch.Tensor:
-        top = x + _SHIFT
-        total = top.reciprocal() + 0.5 / (top * top) + _series(top, _TRIGAMMA) / (top * top * top)
-        for k in range(_SHIFT):
-            total = total + 1 / ((x + k) * (x + k))
-        return total
-
-    def left(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        sine = (math.pi * (x - x.floor())).sin()
-        return math.pi * math.pi / (sine * sine) - y
-
-    if n == 0:
-        return _digamma(x)
-    return _reflected(x, right, left) if n == 1 else NotImplemented
+"""Elements of a running sum of exponentials, or of a running maximum: each is computed anew."""
 
 
 def _logarithm(base: float, x: torch.Tensor) -> torch.Tensor:
@@ -101,10 +30,26 @@ def _logcumsumexp(x: torch.Tensor, dim: int) -> torch.Tensor:
         return x.clone()
     if x.shape[dim] > _LONGEST_RUN:
         return NotImplemented
-    rows = x.movedim(dim, -1)
-    place = torch.arange(rows.shape[-1], device=x.device)
-    upto = place.unsqueeze(0) <= place.unsqueeze(1)
-    return torch.where(upto, rows.unsqueeze(-2), -math.inf).logsumexp(-1).movedim(-1, dim)
+    rows, upto, _ = _runs(x, dim)
+    return torch.where(upto, rows, -math.inf).logsumexp(-1).movedim(-1, dim)
+
+
+def _runs(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Give all elements beside each, on a last axis; which are not behind it; and their places."""
+    place = torch.arange(x.shape[dim], device=x.device)
+    return x.movedim(dim, -1).unsqueeze(-2), place.unsqueeze(0) <= place.unsqueeze(1), place
+
+
+def _running_extreme(sign: int, x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Give the extreme up to each element, and the last of equal ones; NaN stays from the first on."""
+    if x.dim() == 0 or x.shape[dim] > _LONGEST_RUN or not x.is_floating_point():
+        return NotImplemented
+    rows, upto, place = _runs(x * sign, dim)
+    seen = torch.where(upto, rows, -math.inf)
+    values = seen.amax(-1, keepdim=True)
+    is_last = upto & ((seen == values) | seen.isnan())
+    places = torch.where(is_last, place, 0).amax(-1).movedim(-1, dim)
+    return values.squeeze(-1).movedim(-1, dim) * sign, places
 
 
 def _eye(rows: int, columns: int, **settings: Any) -> torch.Tensor:
@@ -168,6 +113,43 @@ def _max_unpool(
     return empty.scatter(-1, places, rows).unflatten(-1, list(output_size))
 
 
+def _adaptive_max_pool(x: torch.Tensor, sizes: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    rank = len(sizes)
+    places = torch.arange(math.prod(x.shape[-rank:])).reshape(x.shape[-rank:])
+    values, indices = [], []
+    for window in adaptive_windows(x.shape[-rank:], sizes):
+        value, at = x[(..., *window)].flatten(-rank).max(-1)
+        values.append(value)
+        indices.append(places[window].flatten().index_select(0, at.flatten()).reshape(at.shape))
+    both = (torch.stack(parts, -1).unflatten(-1, list(sizes)) for parts in (values, indices))
+    return tuple(both)
+
+
+def adaptive_windows(inputs: Sequence[int], outputs: Sequence[int]) -> Iterator[tuple[slice, ...]]:
+    """Give the window of each element that an adaptive pool makes."""
+    spans = (
+        [slice(i * n // size, -(-(i + 1) * n // size)) for i in range(size)]
+        for n, size in zip(inputs, outputs, strict=True)
+    )
+    return itertools.product(*spans)
+
+
+def _adaptive_max_pool_backward(
+    rank: int, gradient: torch.Tensor, x: torch.Tensor, indices: torch.Tensor
+) -> torch.Tensor:
+    empty = torch.zeros_like(x).flatten(-rank)
+    return empty.scatter_add(-1, indices.flatten(-rank), gradient.flatten(-rank)).reshape(x.shape)
+
+
+def _nanmedian_dim(x: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    if x.dim() == 0:
+        return NotImplemented
+    numbers = (~x.isnan()).sum(dim, keepdim=True)
+    middle = (numbers - 1).clamp_min(0) // 2  # NaN is sorted to the end
+    value, place = (part.gather(dim, middle) for part in torch.sort(x, dim))
+    return (value, place) if keepdim else (value.squeeze(dim), place.squeeze(dim))
+
+
 def _median_dim(x: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """Give the middle element, of an even number the lower one; NaN where there is one."""
     dim = dim % x.dim() if x.dim() else 0
@@ -218,10 +200,13 @@ def _masked_scatter_backward(
     return gradient.new_zeros((count + 1,)).scatter(0, place, gradient.flatten())[:count].reshape(sizes)
 
 
+def _signbit(x: torch.Tensor) -> torch.Tensor:
+    return (x < 0) | ((x == 0) & (x.reciprocal() < 0)) if x.is_floating_point() else x < 0
+
+
 def _copysign(x: torch.Tensor, y: Any) -> torch.Tensor:
     y = y if isinstance(y, torch.Tensor) else torch.full_like(x, y)
-    is_negative = (y < 0) | ((y == 0) & (y.reciprocal() < 0))
-    return torch.where(is_negative, -x.abs(), x.abs())
+    return torch.where(_signbit(y), -x.abs(), x.abs())
 
 
 def _trilinear(
@@ -312,6 +297,17 @@ def _along(operation: Callable[..., Any], behind: int = 3) -> Callable[..., Any]
     return lambda *args: operation(*args[:behind], *args[behind + 1 :], axis=args[behind])
 
 
+def _in_double(function: Callable[..., Any]) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: function(torch, x.double()).to(x.dtype)
+
+
+_lgamma, _digamma, _trigamma = map(_in_double, (special.lgamma, special.digamma, special.trigamma))
+
+
+def _polygamma(n: int, x: torch.Tensor) -> torch.Tensor:
+    return (_digamma, _trigamma)[n](x) if n < 2 else NotImplemented
+
+
 OPERATIONS: Mapping[Any, Callable[..., Any]] = {
     aten._is_all_true.default: torch.all,
     aten._is_any_true.default: torch.any,
@@ -322,15 +318,21 @@ OPERATIONS: Mapping[Any, Callable[..., Any]] = {
     aten.__lshift__.Tensor: _shifted_left,
     aten.__rshift__.Scalar: _shifted_right,
     aten.__rshift__.Tensor: _shifted_right,
+    aten.adaptive_max_pool2d.default: _adaptive_max_pool,
+    aten.adaptive_max_pool2d_backward.default: partial(_adaptive_max_pool_backward, 2),
+    aten.adaptive_max_pool3d.default: _adaptive_max_pool,
+    aten.adaptive_max_pool3d_backward.default: partial(_adaptive_max_pool_backward, 3),
+    aten.angle.default: lambda x: torch.where(x.isnan(), x, torch.where(x < 0, math.pi, 0.0)),
     aten.atan2.default: _atan2,
     aten.bitwise_left_shift.Tensor: _shifted_left,
     aten.bitwise_right_shift.Tensor: _shifted_right,
     aten.copysign.Scalar: _copysign,
     aten.copysign.Tensor: _copysign,
+    aten.cummax.default: partial(_running_extreme, 1),
+    aten.cummin.default: partial(_running_extreme, -1),
     aten.diagonal.default: _diagonal,
     aten.diagonal_copy.default: _diagonal,
     aten.diagonal_scatter.default: _diagonal_scatter,
-    aten.digamma.default: _digamma,
     aten.dist.default: lambda x, y, p=2: torch.linalg.vector_norm(x - y, p),
     aten.eye.default: lambda n, **settings: _eye(n, n, **settings),
     aten.fake_quantize_per_channel_affine_cachemask.default: _quantized_per_channel,
@@ -348,7 +350,6 @@ OPERATIONS: Mapping[Any, Callable[..., Any]] = {
     aten.addmv.default: lambda x, matrix, vector, *, beta=1, alpha=1: beta * x + alpha * (matrix @ vector),
     aten.hypot.default: _hypot,
     aten.kthvalue.default: _kthvalue,
-    aten.lgamma.default: _lgamma,
     aten.fmax.default: partial(_without_nan, torch.maximum),
     aten.fmin.default: partial(_without_nan, torch.minimum),
     aten.log10.default: partial(_logarithm, 10),
@@ -360,6 +361,25 @@ OPERATIONS: Mapping[Any, Callable[..., Any]] = {
     aten.max_unpool3d.default: partial(_max_unpool, 3),
     aten.median.default: lambda x: _median_dim(x.reshape(-1), 0)[0],
     aten.median.dim: _median_dim,
-    aten.polygamma.default: _polygamma,
+    aten.nanmedian.default: lambda x: _nanmedian_dim(x.reshape(-1), 0)[0],
+    aten.nanmedian.dim: _nanmedian_dim,
+    aten.repeat_interleave.Tensor: lambda counts, *, output_size=None: (
+        NotImplemented
+        if output_size is None
+        else torch.searchsorted(counts.cumsum(0), torch.arange(output_size), right=True)
+    ),
+    aten.round.decimals: lambda x, *, decimals: (x * 10.0**decimals).round() / 10.0**decimals,
+    aten.signbit.default: _signbit,
     aten.unfold.default: _unfold,
+    aten.digamma.default: _digamma,
+    aten.erfc.default: _in_double(special.erfc),
+    aten.erfinv.default: _in_double(special.erfinv),
+    aten.i0.default: _in_double(partial(special.bessel, 0, False)),
+    aten.lgamma.default: _lgamma,
+    aten.polygamma.default: _polygamma,
+    aten.special_erfcx.default: _in_double(special.erfcx),
+    aten.special_i0e.default: _in_double(partial(special.bessel, 0, True)),
+    aten.special_i1.default: _in_double(partial(special.bessel, 1, False)),
+    aten.special_i1e.default: _in_double(partial(special.bessel, 1, True)),
+    aten.special_ndtri.default: _in_double(special.ndtri),
 }

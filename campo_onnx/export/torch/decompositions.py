@@ -88,8 +88,9 @@ def _grid_sample(
     padding_mode: str = "zeros",
     align_corners: bool | None = None,
 ) -> torch.Tensor:
-    """Sample an image at any places, as a weighted sum of lookups."""
-    if input.dim() != 4 or mode not in ("bilinear", "nearest") or padding_mode not in ("zeros", "border"):
+    """Sample an image or a volume at any places, as a weighted sum of lookups."""
+    is_cubic = mode == "bicubic"
+    if padding_mode not in ("zeros", "border") or (is_cubic and input.dim() != 4):
         return torch.grid_sampler(
             input,
             grid,
@@ -97,15 +98,15 @@ def _grid_sample(
             ("zeros", "border", "reflection").index(padding_mode),
             bool(align_corners),
         )
-    sizes = (input.shape[3], input.shape[2])
     places = []
-    for axis, size in enumerate(sizes):
+    for axis, size in enumerate(reversed(input.shape[2:])):
         place = (
             (grid[..., axis] + 1) / 2 * (size - 1)
             if align_corners
             else ((grid[..., axis] + 1) * size - 1) / 2
         )
-        if padding_mode == "border":  # on the border itself torch's gradient is zero, that of clamp is not
+        if padding_mode == "border" and not is_cubic:
+            # On the border itself torch's gradient is zero, that of clamp is not.
             inside = (place > 0) & (place < size - 1)
             place = torch.where(inside, place, place.detach().clamp(0, size - 1))
         places.append(place)
@@ -113,26 +114,38 @@ def _grid_sample(
         # The grid has a gradient, which is zero: weights behind it decay all the same.
         nothing = grid.masked_fill(torch.ones((), dtype=torch.bool), 0).sum(-1)
         return _looked_up(input, [place.round().detach() for place in places]) + nothing.unsqueeze(1)
-    x, y = places
-    left, top = x.floor().detach(), y.floor().detach()
     total = torch.zeros((), dtype=input.dtype)
-    # Signed distances: where a place is a whole pixel, that of an absolute value would have no slope.
-    for dx, by_x in enumerate((left + 1 - x, x - left)):
-        for dy, by_y in enumerate((top + 1 - y, y - top)):
-            weight = (by_x * by_y).unsqueeze(1)
-            total = total + _looked_up(input, [left + dx, top + dy]) * weight
+    for taps in itertools.product(*((_cubic if is_cubic else _linear)(place) for place in places)):
+        weight = math.prod(weight for _, weight in taps)
+        total = total + _looked_up(input, [at for at, _ in taps], padding_mode) * weight.unsqueeze(1)
     return total
 
 
-def _looked_up(image: torch.Tensor, places: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Look up elements at whole numbers; zero outside."""
-    (x, y), (height, width) = places, image.shape[2:]
-    inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
-    index = (y.clamp(0, height - 1) * width + x.clamp(0, width - 1)).long()
+def _linear(place: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Give the pixels beside a place with their weights."""
+    # Signed distances: where a place is a whole pixel, that of an absolute value would have no slope.
+    left = place.floor().detach()
+    return [(left, left + 1 - place), (left + 1, place - left)]
+
+
+def _cubic(place: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    left = place.floor().detach()
+    t, a = place - left, -0.75  # torch's
+    far = [((a * d - 5 * a) * d + 8 * a) * d - 4 * a for d in (t + 1, 2 - t)]
+    near = [((a + 2) * d - (a + 3)) * d * d + 1 for d in (t, 1 - t)]
+    return list(zip((left - 1, left, left + 1, left + 2), (far[0], *near, far[1]), strict=True))
+
+
+def _looked_up(image: torch.Tensor, places: Sequence[torch.Tensor], padding: str = "zeros") -> torch.Tensor:
+    """Look up elements at whole numbers; outside zero, or the next one inside."""
+    inside, index = torch.ones_like(places[0], dtype=torch.bool), torch.zeros_like(places[0])
+    for place, size in zip(reversed(places), image.shape[2:], strict=True):
+        inside = inside & (place >= 0) & (place < size)
+        index = index * size + place.clamp(0, size - 1)
     batch, channels = image.shape[:2]
-    flat = index.reshape(batch, 1, -1).expand(batch, channels, -1)
-    pixels = image.flatten(2).gather(2, flat).reshape(batch, channels, *x.shape[1:])
-    return pixels * inside.unsqueeze(1)
+    flat = index.long().reshape(batch, 1, -1).expand(batch, channels, -1)
+    pixels = image.flatten(2).gather(2, flat).reshape(batch, channels, *index.shape[1:])
+    return pixels if padding == "border" else pixels * inside.unsqueeze(1)
 
 
 def _embedding_bag(
@@ -199,12 +212,10 @@ def _adaptive_max_pool(
     if all(n % size == 0 for n, size in zip(sizes, wanted, strict=True)):
         pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[rank - 1]
         return pool(input, [n // size for n, size in zip(sizes, wanted, strict=True)])
-    spans = (
-        [slice(i * n // size, -(-(i + 1) * n // size)) for i in range(size)]
-        for n, size in zip(sizes, wanted, strict=True)
+    windows = composed.adaptive_windows(sizes, wanted)
+    return torch.stack([input[(..., *w)].flatten(-rank).max(-1)[0] for w in windows], -1).unflatten(
+        -1, wanted
     )
-    windows = [input[(..., *window)].flatten(-rank).max(-1)[0] for window in itertools.product(*spans)]
-    return torch.stack(windows, -1).unflatten(-1, wanted)
 
 
 def _adaptive_avg_pool(

@@ -189,7 +189,8 @@ def _interpolation(mode: str, n: int, m: int, scale: float | None, align_corners
             f"an axis of {n:,} elements is resampled to {m:,} by a constant matrix of {n * m:,} numbers",
             remedy="Resample before the step, or by a shorter axis at a time.",
         )
-    if mode == "bicubic":  # torch has it for two axes only; along the other there is one element
+    mode, _, antialiased = mode.partition(" ")
+    if mode.startswith("bi"):  # torch has it for two axes only; along the other there is one element
         unit = torch.eye(n, dtype=torch.float64)[None, :, None]
         sizes: dict[str, Any] = {"size": (1, m)} if scale is None else {"scale_factor": (1.0, scale)}
     else:
@@ -197,6 +198,8 @@ def _interpolation(mode: str, n: int, m: int, scale: float | None, align_corners
         sizes = {"size": m} if scale is None else {"scale_factor": scale}
     if scale is not None:
         sizes["recompute_scale_factor"] = False
+    if antialiased:
+        sizes["antialias"] = True
     resampled = torch.nn.functional.interpolate(unit, mode=mode, align_corners=align_corners, **sizes)
     if resampled.shape[-1] != m:
         raise UntranslatableError(f"scale factor {scale} from {n} to {m}")
@@ -223,11 +226,11 @@ def _resampling(
 ) -> list[Matrix]:
     """Give the matrices of all axes.
 
-    `mode` is as ``torch.nn.functional.interpolate`` calls it on one axis; `how` and `named` are
-    ``align_corners``, where the mode has it, then the scale of each axis, as far as they are given.
+    `mode` is as ``torch.nn.functional.interpolate`` calls it, and whether it is antialiased; `how` and
+    `named` are ``align_corners``, where the mode has it, then the scale of each axis, as far as given.
     """
     values = [*how, *named.values()]
-    align_corners = values.pop(0) if mode in ("linear", "bicubic") else None
+    align_corners = values.pop(0) if "linear" in mode or "cubic" in mode else None
     count = len(inputs) - 2
     scales = [*values, *[None] * (count - len(values))]
     return [
@@ -240,6 +243,8 @@ _RESAMPLINGS = {
     "nearest-exact": ("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d"),
     "linear": ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"),
     "bicubic": ("upsample_bicubic2d",),
+    "bilinear antialiased": ("_upsample_bilinear2d_aa",),
+    "bicubic antialiased": ("_upsample_bicubic2d_aa",),
 }
 _OF_RESAMPLING = [
     (getattr(aten, f"{name}{suffix}").default, partial(translation, mode))

@@ -33,10 +33,21 @@ def _bernoulli(g: Graph, expected: Expected, x: Value, p: float = 0.5, **_: Any)
     return cast(g, uniform < p, expected.dtype)
 
 
-def _drawn(op_type: str, g: Graph, expected: Expected, *_: Any, **__: Any) -> Value:
+def _exponential(g: Graph, expected: Expected, x: Value, rate: float = 1.0, **_: Any) -> Value:
+    # Neither 0 nor 1: the logarithm of an exponential number is Gumbel noise, and both have to be finite.
+    uniform = _drawn("RandomUniform", g, expected, low=2.0**-25, high=1 - 2.0**-24)
+    return scaled(g, elementwise(g, "Log", uniform), -1 / rate)
+
+
+def _drawn(
+    op_type: str, g: Graph, expected: Expected, *_: Any, low: float = 0.0, high: float = 1.0, **__: Any
+) -> Value:
     # An attribute without elements has no type, so that a single number is drawn as a vector.
-    shape = list(expected.shape) or [1]
-    return reshape(g, g.op(op_type, shape=shape, dtype=expected.dtype), expected.shape)
+    shape, bounds = (
+        list(expected.shape) or [1],
+        {} if (low, high) == (0.0, 1.0) else {"low": low, "high": high},
+    )
+    return reshape(g, g.op(op_type, shape=shape, dtype=expected.dtype, **bounds), expected.shape)
 
 
 _rand, _randn = partial(_drawn, "RandomUniform"), partial(_drawn, "RandomNormal")
@@ -45,6 +56,7 @@ _rand, _randn = partial(_drawn, "RandomUniform"), partial(_drawn, "RandomNormal"
 RANDOM: Table = table(
     (aten.native_dropout.default, _dropout),
     (aten.bernoulli.p, _bernoulli),
+    (aten.exponential.default, _exponential),
     (aten.rand.default, _rand),
     (aten.rand_like.default, _rand),
     (aten.randn.default, _randn),

@@ -1,0 +1,165 @@
+"""Primitives that ONNX lacks, as functions of JAX that are traced in their place, after autodiff."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from campo_onnx.export import special
+
+_LARGEST = 32
+"""Rows of a matrix up to which each step of a factorization is written into the graph."""
+
+
+def _in_double(function: Callable[..., Any], x: Any) -> Any:
+    return function(jnp, x.astype(jnp.float64)).astype(x.dtype)
+
+
+def _atan2(y: Any, x: Any) -> Any:
+    far, near = jnp.maximum(abs(x), abs(y)), jnp.minimum(abs(x), abs(y))
+    angle = jnp.arctan(jnp.where(far == 0, 0.0, near / jnp.where(far == 0, 1.0, far)))
+    angle = jnp.where(abs(y) > abs(x), math.pi / 2 - angle, angle)
+    angle = jnp.where(x < 0, math.pi - angle, angle)
+    return jnp.where(y < 0, -angle, angle)
+
+
+def _polygamma(order: Any, x: Any) -> Any:
+    if isinstance(order, jax.core.Tracer) or order not in (0, 1):
+        return NotImplemented
+    return _in_double(special.trigamma if order else special.digamma, x)
+
+
+def _below(x: Any, y: Any) -> Any:
+    """Order floats as sorting does: zeros by their sign, NaN behind all."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x < y
+    zeros = (x == 0) & (y == 0) & (1 / x < 0) & (1 / y > 0)
+    return (x < y) | zeros | ((x == x) & (y != y))
+
+
+def _smallest_of_windows(x: Any, **window: Any) -> Any:
+    return -lax.reduce_window(-x, -math.inf, lax.max, **window) if x.dtype.kind == "f" else NotImplemented
+
+
+def _sorted(*operands: Any, dimension: int, num_keys: int) -> Any:
+    """Sort by the last key first: each sort keeps the order of what is equal."""
+    if num_keys == 1:
+        return NotImplemented
+    for key in reversed(range(num_keys)):
+        others = [x for place, x in enumerate(operands) if place != key]
+        first, *rest = lax.sort((operands[key], *others), dimension=dimension, num_keys=1)
+        operands = (*rest[:key], first, *rest[key:])
+    return operands
+
+
+def _of_matrices(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Apply a function of one small matrix to each of many; larger ones are refused by name."""
+
+    def call(a: Any, *others: Any, **settings: Any) -> Any:
+        if max(a.shape[-2:]) > _LARGEST or a.dtype.kind != "f":
+            return NotImplemented
+        each = partial(function, **settings)
+        for _ in range(a.ndim - 2):
+            each = jax.vmap(each)
+        return each(a, *others)
+
+    return call
+
+
+def _cholesky(a: Any) -> Any:
+    rest, columns = a, []
+    for place in range(len(a)):
+        column = rest[:, 0] / jnp.sqrt(rest[0, 0])
+        columns.append(jnp.pad(column, (place, 0))[:, None])
+        rest = rest[1:, 1:] - column[1:, None] * column[1:]
+    return jnp.concatenate(columns, 1)
+
+
+def _solved(
+    a: Any, b: Any, *, left_side: bool, lower: bool, transpose_a: bool, conjugate_a: bool, unit_diagonal: bool
+) -> Any:
+    """Solve a triangular system row by row; a diagonal of ones is not read."""
+    if transpose_a:
+        a, lower = a.T, not lower
+    if not left_side:
+        a, b, lower = a.T, b.T, not lower
+    if not lower:
+        a, b = a[::-1, ::-1], b[::-1]
+    rows: list[Any] = []
+    for place in range(len(a)):
+        row = b[:1] if unit_diagonal else b[:1] / a[place, place]
+        rows.append(row)
+        b = b[1:] - a[place + 1 :, place, None] * row
+    x = jnp.concatenate(rows if lower else rows[::-1])
+    return x if left_side else x.T
+
+
+def _lu(a: Any) -> Sequence[Any]:
+    """Eliminate with the largest pivot of each column; gives the factors, the pivots and the permutation."""
+    rows, order, pivots = jnp.arange(a.shape[0]), jnp.arange(a.shape[0], dtype=jnp.int32), []
+    for place in range(min(a.shape)):
+        pivot = jnp.argmax(jnp.where(rows >= place, abs(a[:, place]), -1))
+        swapped = jnp.where(rows == place, pivot, jnp.where(rows == pivot, place, rows))
+        a, order = a[swapped], order[swapped]
+        factors = jnp.where(rows > place, a[:, place] / a[place, place], 0)
+        behind = jnp.where(jnp.arange(a.shape[1]) > place, a[place], 0)
+        column = jnp.where(rows > place, factors, a[:, place])
+        a = (a - factors[:, None] * behind).at[:, place].set(column)
+        pivots.append(pivot.astype(jnp.int32)[None])
+    return a, jnp.concatenate(pivots), order
+
+
+class _NotHereError(Exception):
+    """A function leaves its primitive to others."""
+
+
+RULES: Mapping[str, Callable[..., Any]] = {
+    "atan2": _atan2,
+    "bessel_i0e": partial(_in_double, partial(special.bessel, 0, True)),
+    "bessel_i1e": partial(_in_double, partial(special.bessel, 1, True)),
+    "cbrt": lambda x: jnp.sign(x) * abs(x) ** (1 / 3),
+    "cholesky": _of_matrices(_cholesky),
+    "digamma": partial(_in_double, special.digamma),
+    "le_to": lambda x, y: ~_below(y, x),
+    "lgamma": partial(_in_double, special.lgamma),
+    "lt_to": _below,
+    "lu": _of_matrices(_lu),
+    "polygamma": _polygamma,
+    "reduce_window_min": _smallest_of_windows,
+    "sort": _sorted,
+    "stack": lambda *parts, axis: jnp.concatenate([jnp.expand_dims(part, axis) for part in parts], axis),
+    "triangular_solve": _of_matrices(_solved),
+    "unstack": lambda x, *, axis: [
+        lax.index_in_dim(x, i, axis, keepdims=False) for i in range(x.shape[axis])
+    ],
+}
+"""By primitive, a function of its operands and parameters; NotImplemented leaves it to others."""
+
+
+def traced(name: str, operands: Sequence[Any], parameters: Mapping[str, Any]) -> Any:
+    """Trace the function of a primitive, or give None where there is none for it.
+
+    `operands`: types of arrays; of a constant its value, which the function may look at.
+    """
+    rule = RULES.get(name)
+    if rule is None:
+        return None
+
+    def call(*values: Any) -> Any:
+        arguments = [
+            v if isinstance(x, jax.core.ShapedArray) else x for v, x in zip(values, operands, strict=True)
+        ]
+        results = rule(*arguments, **parameters)
+        if results is NotImplemented:
+            raise _NotHereError
+        return results
+
+    with jax.enable_x64(True):
+        try:
+            return jax.make_jaxpr(call)(*(jax.ShapeDtypeStruct(jnp.shape(x), x.dtype) for x in operands))
+        except (_NotHereError, TypeError):  # it does not take a parameter
+            return None
