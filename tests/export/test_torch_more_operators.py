@@ -319,5 +319,5 @@ def test_exponential_numbers_have_their_rate_and_a_finite_logarithm() -> None:
             return self.weight * drawn.mean() + 0 * drawn.log().sum()
 
     model = export_training_step(Noisy(), lambda y: y, torch.zeros(10_000), loss_scale=False)
-    mean = run(session(model), feeds_of(Noisy(), [torch.zeros(10_000)], []))["loss"]
+    mean = run(model, feeds_of(model, Noisy(), [torch.zeros(10_000)]))["loss"]
     assert abs(mean - 0.25) < 0.025  # ten standard deviations
