@@ -80,7 +80,7 @@ class Sides:
 
 ALL_SIDES = Sides(labels=(FP32, TF_AMP, TORCH_AMP, CAMPO, OPTIMAL), forms=FORMS)
 REPLANNED_SIDES = Sides(labels=(FP32, TF_AMP, CAMPO, OPTIMAL), forms=_ADVISED)
-CAPTURED_SIDES = Sides(labels=(FP32, TF_AMP, OPTIMAL), forms=_ADVISED, captures=True)
+CAPTURED_SIDES = Sides(labels=(FP32, OPTIMAL), forms=_ADVISED, captures=True)
 COMPILED_SIDES = Sides(labels=(FP32, OPTIMAL), forms=_COMPILED)
 """Apart, as a compiler takes a minute for a model."""
 

@@ -341,6 +341,12 @@ def fit_best(samples: Sequence[Sample], methods: Sequence[Method] = METHODS) -> 
     return Fitted(model=by_method[best], method=best, by_method=by_method)
 
 
+def fit_by(name: str, samples: Sequence[Sample]) -> OpModel:
+    """Fit by the method of a name, as :func:`fit_best` chose it on some of the samples."""
+    method = next(method for method in METHODS if method.name == name)
+    return fit_op(samples, select(samples), method)
+
+
 def _cross_validated(samples: Sequence[Sample], method: Method) -> float:
     scores = [accuracy(fit_op(rest, select(rest), method), tests) for rest, tests in _folds(samples)]
     return float(np.mean(scores))

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from campo_onnx.calibrate.calibration import Calibration, OpEntry, Scores
 from campo_onnx.calibrate.fit import (
@@ -15,6 +16,7 @@ from campo_onnx.calibrate.fit import (
     Sample,
     accuracy,
     fit_best,
+    fit_by,
     fit_cast,
     fit_time,
     model_accuracy,
@@ -92,6 +94,10 @@ class _Pair:
     counters: Mapping[str, float] = field(default_factory=dict)
 
 
+_Timed: TypeAlias = tuple[Signature, float]
+"""A node, and its time in FP32."""
+
+
 def calibrate(
     workload: Workload,
     timer: NodeTimer,
@@ -139,6 +145,7 @@ def calibrate(
     cast, cast_score, cast_paper_score = _fit_casts(timed_casts)
     missing = Counter({_CASTS: len(casts) - len(timed_casts)})
     pairs: dict[tuple[str, bool], list[_Pair]] = {}
+    alone: dict[tuple[str, bool], list[_Timed]] = {}
     failures: dict[str, str] = {}
     for op, signatures in drawn.items():
         for number, signature in enumerate(signatures):
@@ -146,23 +153,25 @@ def calibrate(
                 where = f"{timer.machine.software.rpartition(' ')[0]} on {timer.machine.provider}"
                 failures[op] = f"{where} has no {precision.value} kernel"
                 continue
+            group = (op, takes_tensor_cores(signature, target, precision))
             try:
                 pair = _measure(signature, precision, target, time_us)
             except NotStoredError:
                 missing[op] += number < sampled.get(op, 0)
+                with suppress(NotStoredError):  # the trace of a step holds most nodes in one precision
+                    alone.setdefault(group, []).append((signature, time_us(signature)))
                 continue
             except UnsupportedModelError as error:
                 failures.setdefault(op, str(error))
                 continue
             if pair is not None:
-                group = (op, takes_tensor_cores(signature, target, precision))
                 pairs.setdefault(group, []).append(pair)
     totals = {_CASTS: len(casts)} | sampled
     failures = {op: f"{n} of {totals[op]} are not in the store" for op, n in missing.items() if n} | failures
     counters_refusal = ""
     if read_counters is not None:
         pairs, counters_refusal = _counted(pairs, timer, read_counters)
-    entries, general, general_time = _fit(pairs, target, precision, failures)
+    entries, general, general_time = _fit(pairs, alone, target, precision, failures)
     return Calibration(
         machine=timer.machine,
         hardware=target.hardware,
@@ -280,6 +289,7 @@ def _fit_casts(measured: Sequence[tuple[int, float]]) -> tuple[CastModel, float,
 
 def _fit(
     pairs: Mapping[tuple[str, bool], list[_Pair]],
+    alone: Mapping[tuple[str, bool], Sequence[_Timed]],
     target: Target,
     precision: Precision,
     failures: dict[str, str],
@@ -317,13 +327,14 @@ def _fit(
             ),
             with_counters=counters_score,
         )
+        # Scores are of fits that do not know the shapes held out. What predicts learns from those, too.
         entries.append(
             OpEntry(
                 op=op,
                 on_tensor_cores=on_tensor_cores,
                 method=best.method,
-                model=best.model,
-                time=time,
+                model=fit_by(best.method, [pair.sample for pair in (*fitted, *held_out)]),
+                time=_fit_time((*fitted, *held_out), target, alone.get((op, on_tensor_cores), ())),
                 fitted=len(fitted),
                 scores=scores,
                 with_counters=with_counters,
@@ -344,9 +355,13 @@ def _fit_counted(fitted: Sequence[_Pair], held_out: Sequence[_Pair]) -> tuple[Op
     return (best.model, accuracy(best.model, samples(held_out))) if best is not None else (None, None)
 
 
-def _fit_time(pairs: Sequence[_Pair], target: Target, *, keeps_samples: bool = True) -> TimeModel:
-    events = [static_events(pair.signature, target) for pair in pairs]
-    return fit_time(events, [pair.sample.fp32_us for pair in pairs], keeps_samples=keeps_samples)
+def _fit_time(
+    pairs: Sequence[_Pair], target: Target, alone: Sequence[_Timed] = (), *, keeps_samples: bool = True
+) -> TimeModel:
+    """Fit FP32 times of pairs, and of nodes `alone` that were timed in FP32 only."""
+    timed = [*((pair.signature, pair.sample.fp32_us) for pair in pairs), *alone]
+    events = [static_events(signature, target) for signature, _ in timed]
+    return fit_time(events, [fp32_us for _, fp32_us in timed], keeps_samples=keeps_samples)
 
 
 def _roofline_us(signature: Signature, target: Target, precision: Precision) -> float:

@@ -29,7 +29,7 @@ EVENTS = (
     "working_set_over_l2",  # L2 misses
     "alignment",  # share of the dimensions tensor cores take unpadded
     "sum_length",  # products that one element of a matrix product adds up: long sums run in other kernels
-    "rows",  # of the first matrix
+    "rows",  # of the first matrix, or those that are reduced or normalized one by one
 )
 """Names, in the order of columns."""
 
@@ -63,7 +63,7 @@ def static_events(signature: "Signature", target: "Target") -> Mapping[str, floa
         "beyond_l2_bytes": max(0.0, signature.nbytes - target.hardware.l2_bytes),
         "alignment": aligned / len(dims) if dims else 1.0,
         "sum_length": max((gemm.k for gemm in work.gemms), default=0),
-        "rows": max((gemm.m for gemm in work.gemms), default=0),
+        "rows": max((gemm.m for gemm in work.gemms), default=work.rows),
     }
 
 

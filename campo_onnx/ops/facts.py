@@ -93,7 +93,13 @@ def _stream_work(form: Stream, signature: Signature) -> Work:
     window = signature.attributes.get("kernel_shape")
     # A pool computes one window for each element of its small side.
     elements = max(sizes, default=0) if window is None else min(sizes, default=0) * math.prod(window)
-    return Work(kind=WorkKind.STREAM, flops=form.flops * elements, known=None not in shapes)
+    rows = form.rows(signature) if form.rows is not None else None
+    return Work(
+        kind=WorkKind.STREAM,
+        flops=form.flops * elements,
+        rows=0 if rows is None else math.prod(rows),
+        known=None not in shapes,
+    )
 
 
 def _shapes(signature: Signature) -> list[Shape | None]:

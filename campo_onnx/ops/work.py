@@ -34,6 +34,8 @@ class Work:
     flops: float  # operations; for GEMM the sum over `gemms` (biases and activations ride along free)
     # The matrix products of a GEMM node: two for ConvGrad and RNNs, else one.
     gemms: tuple[GemmShape, ...] = ()
+    # Rows that a reduction or normalization takes one by one, each by a block of threads on a GPU; else zero.
+    rows: int = 0
     # Whether every shape that FLOPs and bytes depend on is known. Unknown ones count zero.
     known: bool = True
 
@@ -46,6 +48,8 @@ class Stream:
     # How often the inputs are read; a function where the attributes decide.
     passes: int | Callable[[Signature], int] = 1
     gathers: bool = False  # whether of the first input only what is asked for is read
+    # The shape whose elements are rows that are reduced or normalized, each by itself.
+    rows: Callable[[Signature], tuple[int, ...] | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from campo_onnx.calibrate.calibration import Calibration, load_calibration
+from campo_onnx.calibrate.fit import Sample, fit_by, split
 from campo_onnx.calibrate.in_step import InStep
 from campo_onnx.calibrate.op_model import OpModel
 from campo_onnx.calibrate.run import Workload, calibrate
@@ -310,3 +311,52 @@ def test_a_calibration_is_as_old_as_its_last_timing(tmp_path: Path) -> None:
         timer = NodeTimer(machine=GPU, store=store, only_stored=True)
         again = calibrate(TINY, timer, H200, Precision.FP16)
     assert again.measured_at == "2001-01-02T00:00:00+00:00"
+
+
+def test_shapes_that_scores_were_taken_of_are_learned_from(calibration: Calibration) -> None:
+    (entry,) = (entry for entry in calibration.entries if entry.op == "Add")
+    samples = []
+    for node in samples_of("Add", TINY.sampling):
+        low = lowered(node, ports_of(node, Precision.FP16), Precision.FP16)
+        fp32_us = physics_us(node)
+        events = events_of(node, fp32_us, H200)
+        samples.append(Sample(fp32_us=fp32_us, low_us=physics_us(low), events=events))
+    fitted, held_out = split(samples)
+    assert entry.model == fit_by(entry.method, [*fitted, *held_out])
+    assert entry.model != fit_by(entry.method, fitted)
+
+
+def test_a_time_without_its_pair_counts_for_fp32_times() -> None:
+    """The trace of a plan holds a node that stayed in FP32 once: its time is learned, and no ratio."""
+    store, workload = Store(), replace(TINY, ops=("Add",))
+    timer = Imagined(machine=GPU, store=store)
+    calibrate(workload, timer, H200, Precision.FP16)
+    (lonely,) = samples_of("Add", Sampling(count=1, largest_bytes=4e6, largest_flops=1e9, seed=77))
+    only_stored = NodeTimer(machine=GPU, store=store, only_stored=True)
+
+    def fitted() -> Calibration:
+        return calibrate(replace(workload, of_steps=(lonely,)), only_stored, H200, Precision.FP16)
+
+    before = fitted()
+    store.add(timer.key(lonely), Timing(median_us=1e4, spread_us=0.0, repeats=3))
+    (entry,), (earlier,) = fitted().entries, before.entries
+    assert entry.model == earlier.model
+    assert entry.time != earlier.time
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "result", "attributes", "rows"),
+    [
+        ("ReduceSum", (4, 6, 5), (4, 6, 1), {}, 24),
+        ("LayerNormalization", (4, 6, 5), (4, 6, 5), {"axis": 1}, 4),
+        ("Softmax", (4, 6, 5), (4, 6, 5), {"axis": -1}, 24),
+        ("BatchNormalization", (4, 6, 5, 5), (4, 6, 5, 5), {}, 24),
+        ("GlobalAveragePool", (4, 6, 5, 5), (4, 6, 1, 1), {}, 24),
+        ("Relu", (4, 6, 5), (4, 6, 5), {}, 0),
+    ],
+)
+def test_rows_are_those_that_are_reduced_or_normalized(op, shape, result, attributes, rows) -> None:
+    node = make_signature(
+        OpKey("", op), inputs=[(FLOAT, shape)], outputs=[(FLOAT, result)], attributes=attributes
+    )
+    assert events_of(node, 1.0, H200)["rows"] == rows

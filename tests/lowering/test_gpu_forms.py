@@ -78,6 +78,35 @@ def test_sums_over_channels_of_images_are_means_on_a_gpu(run, size: str) -> None
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["ReduceSum", "ReduceMean"])
+@pytest.mark.parametrize(
+    ("size", "axes", "keeps"),
+    [((64, 128, 7, 7), (0, 2, 3), 0), ((64, 128, 7, 7), (-1, -2), 1), ((5, 16, 127, 103), (0, 2, 3), 1)],
+)
+def test_sums_over_images_are_sums_of_means_on_a_gpu(run, kind, size, axes, keeps) -> None:
+    """Those of images whose channels are long rows are cut into rows that were measured."""
+    listed = [",".join(map(str, numbers)) for numbers in (size, axes)]
+    reduced = {axis % 4 for axis in axes}
+    result = [1 if axis in reduced else n for axis, n in enumerate(size) if keeps or axis not in reduced]
+    imported = parsed(f"""
+        g (float[{listed[0]}] x) => (float[{",".join(map(str, result))}] y)
+        <int64[{len(axes)}] axes = {{{listed[1]}}}> {{ y = {kind} <keepdims = {keeps}> (x, axes) }}""")
+    written = rows_on_gpu(imported, CUDA)
+    assert "GlobalAveragePool" in {node.op_type for node in written.graph.node}
+    x = np.random.default_rng(5).standard_normal(size, np.float32)
+    expected, actual = (run(m, {"x": x})["y"] for m in (imported.model, written))
+    assert expected.shape == actual.shape
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("axes", ["0", "0, 1", "1, 2, 3", "0, 2"])
+def test_sums_over_other_axes_stay(axes) -> None:
+    imported = parsed(f"""
+        g (float[64,128,7,7] x) => (float[?,?,?,?] y)
+        <int64[{axes.count(",") + 1}] axes = {{{axes}}}> {{ y = ReduceSum (x, axes) }}""")
+    assert rows_on_gpu(imported, CUDA) is imported.model
+
+
 @pytest.mark.parametrize(
     ("size", "place"),
     [

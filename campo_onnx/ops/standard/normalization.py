@@ -36,6 +36,17 @@ def layer_normalization_types(signature: Signature) -> list[TensorType]:
     return [x, *[TensorType(signature.attribute("stash_type", FLOAT), statistics)] * 2]
 
 
+def _channels(signature: Signature) -> tuple[int, ...] | None:
+    """Channels of images."""
+    shape = signature.input(0).shape
+    return None if shape is None else shape[:2]
+
+
+def _before_axis(signature: Signature) -> tuple[int, ...] | None:
+    shape = signature.input(0).shape
+    return None if shape is None else shape[: signature.attribute("axis", -1) % max(1, len(shape))]
+
+
 _NORM = Family.NORMALIZATION
 
 SPECS = (
@@ -43,7 +54,7 @@ SPECS = (
         "",
         "BatchNormalization",
         _NORM,
-        work=Stream(5, passes=_batch_normalization_passes),
+        work=Stream(5, passes=_batch_normalization_passes, rows=_channels),
         ports=_batch_normalization_ports,
         asks=((4, Ask.POSITIVE),),
     ),
@@ -51,14 +62,14 @@ SPECS = (
         "",
         "InstanceNormalization GroupNormalization MeanVarianceNormalization",
         _NORM,
-        work=Stream(5, passes=2),
+        work=Stream(5, passes=2, rows=_channels),
     ),
     # ONNX has it from opset 17 on; ONNX Runtime's training exports write it into older ones.
     *specs(
         "",
         "LayerNormalization",
         _NORM,
-        work=Stream(8),
+        work=Stream(8, rows=_before_axis),
         ports=BeforeSchema(FixedPorts((0, 1, 2))),
         shapes=layer_normalization_types,
         standard_in_runtime=True,
@@ -68,13 +79,13 @@ SPECS = (
         "",
         "SimplifiedLayerNormalization",
         _NORM,
-        work=Stream(8),
+        work=Stream(8, rows=_before_axis),
         ports=FixedPorts((0, 1)),
         shapes=lambda signature: layer_normalization_types(signature)[:2],
         standard_in_runtime=True,
     ),
     # The output has the type of the scale, which kernels take in the type of the data only.
-    *specs("", "RMSNormalization", _NORM, work=Stream(8), ports=one_type_ports),
+    *specs("", "RMSNormalization", _NORM, work=Stream(8, rows=_before_axis), ports=one_type_ports),
     *specs("", "LpNormalization LRN", _NORM, work=Stream(8)),
-    *specs("", "Softmax LogSoftmax", Family.SOFTMAX, work=Stream(15)),
+    *specs("", "Softmax LogSoftmax", Family.SOFTMAX, work=Stream(15, rows=_before_axis)),
 )

@@ -9,22 +9,34 @@ def _pool_gradient_types(signature: Signature) -> list[TensorType]:
     return [TensorType(signature.input(0).dtype)]  # the pooled tensor does not tell the input's size
 
 
+def _results(signature: Signature) -> tuple[int, ...] | None:
+    return signature.output(0).shape
+
+
 SPECS = (
     *specs(
         "",
-        "ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd ReduceL1 ArgMax ArgMin CumSum CumProd",
+        "ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd ReduceL1 ArgMax ArgMin",
         Family.REDUCTION,
-        work=Stream(1),
+        work=Stream(1, rows=_results),
     ),
-    *specs("", "ReduceL2 ReduceSumSquare", Family.REDUCTION, work=Stream(2)),
-    *specs("", "ReduceLogSum ReduceLogSumExp TopK", Family.REDUCTION, work=Stream(10)),
+    *specs("", "ReduceL2 ReduceSumSquare", Family.REDUCTION, work=Stream(2, rows=_results)),
+    *specs("", "ReduceLogSum ReduceLogSumExp", Family.REDUCTION, work=Stream(10, rows=_results)),
+    *specs("", "TopK", Family.REDUCTION, work=Stream(10)),
+    *specs("", "CumSum CumProd", Family.REDUCTION, work=Stream(1)),
     *specs("", "Hardmax", Family.REDUCTION, work=Stream(15)),
     *specs("", "Det DFT STFT", Family.REDUCTION),
     *specs(
         "",
-        "MaxPool AveragePool LpPool GlobalMaxPool GlobalAveragePool GlobalLpPool MaxUnpool",
+        "MaxPool AveragePool LpPool MaxUnpool",
         Family.POOLING,
         work=Stream(1),
+    ),
+    *specs(
+        "",
+        "GlobalMaxPool GlobalAveragePool GlobalLpPool",
+        Family.POOLING,
+        work=Stream(1, rows=_results),
     ),
     # ONNX Runtime registers the gradients of pooling in the standard domain, where ONNX has no such ops.
     # MaxPoolGrad has an FP32 kernel only: release 1.19.2 crashes on loading a graph with a low one.
