@@ -9,8 +9,8 @@ import pytest
 from campo_onnx import Options, oplists, target
 from campo_onnx.errors import UsageError
 from campo_onnx.export.optimizers import Momentum
+from campo_onnx.ir import flat_weights
 from campo_onnx.ir.importer import import_model
-from campo_onnx.optimize import flat_weights
 from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.optimize.traffic import planned_traffic
 from campo_onnx.planning.pipeline import decide, problem_of
