@@ -45,7 +45,6 @@ READS = {
     "equal": lambda out, lengths: out if torch.equal(lengths, lengths.sort().values) else out.sin(),
     "in torch": lambda out, lengths: functional.interpolate(out.transpose(1, 2), size=(lengths.max(),)).sin(),
     "repeats": lambda out, lengths: out[0].repeat_interleave(lengths.repeat(2)[:3], 1).sin(),
-    "repeats to a length": lambda out, lengths: out.repeat_interleave(lengths, 0, output_size=6).sin(),
     "counts": lambda out, lengths: out[..., 0] * torch.bincount(lengths),
     "distinct": distinct,
     "written": written,

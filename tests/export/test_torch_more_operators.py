@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (make test-frameworks installs it)")
@@ -24,8 +25,9 @@ from against_torch import (
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.errors import IndexOutOfRangeError, UnsupportedModelError
 from campo_onnx.export.torch import export_training_step
+from campo_onnx.training.session import TrainingSession
 
 SCALES, ZEROS = torch.tensor([0.05, 0.1, 0.3]), torch.tensor([-5, 0, 9], dtype=torch.int32)
 PLACES = torch.tensor([[0, 2, 1], [1, 1, 1], [2, 0, 0], [0, 0, 1]])
@@ -321,3 +323,30 @@ def test_exponential_numbers_have_their_rate_and_a_finite_logarithm() -> None:
     model = export_training_step(Noisy(), lambda y: y, torch.zeros(10_000), loss_scale=False)
     mean = run(model, feeds_of(model, Noisy(), [torch.zeros(10_000)]))["loss"]
     assert abs(mean - 0.25) < 0.025  # ten standard deviations
+
+
+class Repeated(torch.nn.Module):
+    """Rows that the batch says how often to repeat, to a length that the program says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).repeat_interleave(counts, 0, output_size=6).sin()
+
+
+@pytest.mark.parametrize("counts", [[5, 1], [3, 1], [4, 5]])
+def test_rows_repeated_to_another_length_are_an_error(counts: list[int]) -> None:
+    """As in torch: neither fewer rows than that nor those that are left over may pass in silence."""
+    module, x = Repeated(), torch.randn(2, 4)
+    model = export_training_step(module, torch.sum, (x, torch.tensor([2, 4])), optimizer="sgd")
+    state = {f"param.{name}": value.detach().numpy().copy() for name, value in module.named_parameters()}
+    training = TrainingSession(model, state, settings={"lr": 0.0}, provider="cpu")
+    feeds = {"input.x": x.numpy(), "input.counts": np.asarray(counts)}
+    if sum(counts) == 6:
+        expected = module(x, torch.tensor(counts)).sum().item()
+        assert training.step(feeds).loss == pytest.approx(expected, rel=1e-5)
+    else:
+        with pytest.raises(IndexOutOfRangeError):
+            training.step(feeds)

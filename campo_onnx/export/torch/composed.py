@@ -304,6 +304,19 @@ def _in_double(function: Callable[..., Any]) -> Callable[[torch.Tensor], torch.T
 _lgamma, _digamma, _trigamma = map(_in_double, (special.lgamma, special.digamma, special.trigamma))
 
 
+def _repeated(counts: torch.Tensor, *, output_size: int | None = None) -> torch.Tensor:
+    """Say which row each result repeats; a row that there is not where counts sum up to another length."""
+    if output_size is None:
+        return NotImplemented
+    sums = counts.cumsum(0)
+    rows = torch.searchsorted(sums, torch.arange(output_size), right=True)
+    return torch.where(sums[-1:] > output_size, counts.shape[0], rows)
+
+
+def _angle(x: torch.Tensor) -> torch.Tensor:
+    return NotImplemented if x.is_complex() else torch.where(x.isnan(), x, torch.where(x < 0, math.pi, 0.0))
+
+
 def _polygamma(n: int, x: torch.Tensor) -> torch.Tensor:
     return (_digamma, _trigamma)[n](x) if n < 2 else NotImplemented
 
@@ -322,7 +335,7 @@ OPERATIONS: Mapping[Any, Callable[..., Any]] = {
     aten.adaptive_max_pool2d_backward.default: partial(_adaptive_max_pool_backward, 2),
     aten.adaptive_max_pool3d.default: _adaptive_max_pool,
     aten.adaptive_max_pool3d_backward.default: partial(_adaptive_max_pool_backward, 3),
-    aten.angle.default: lambda x: torch.where(x.isnan(), x, torch.where(x < 0, math.pi, 0.0)),
+    aten.angle.default: _angle,
     aten.atan2.default: _atan2,
     aten.bitwise_left_shift.Tensor: _shifted_left,
     aten.bitwise_right_shift.Tensor: _shifted_right,
@@ -363,11 +376,7 @@ OPERATIONS: Mapping[Any, Callable[..., Any]] = {
     aten.median.dim: _median_dim,
     aten.nanmedian.default: lambda x: _nanmedian_dim(x.reshape(-1), 0)[0],
     aten.nanmedian.dim: _nanmedian_dim,
-    aten.repeat_interleave.Tensor: lambda counts, *, output_size=None: (
-        NotImplemented
-        if output_size is None
-        else torch.searchsorted(counts.cumsum(0), torch.arange(output_size), right=True)
-    ),
+    aten.repeat_interleave.Tensor: _repeated,
     aten.round.decimals: lambda x, *, decimals: (x * 10.0**decimals).round() / 10.0**decimals,
     aten.signbit.default: _signbit,
     aten.unfold.default: _unfold,
