@@ -37,9 +37,9 @@ def checked(
             return {"failed": planned.output, "plan_s": planned.seconds}
         limits = ("--against", str(graph), "--min-speedup", "1.0" if strategy == "optimal" else "0.0")
         done = _finished(("check", str(mixed), *limits, "--json"), limit_s)
-        kept = json.loads(plan.read_text())
+        document = json.loads(plan.read_text())
     row = {
-        "low_nodes": sum(node["precision"] != "fp32" for node in kept["decisions"]),
+        "low_nodes": sum(node["precision"] != "fp32" for node in document["decisions"]),
         "plan_s": planned.seconds,
         "exit_code": done.exit_code,
         "seconds": done.seconds,
@@ -47,8 +47,8 @@ def checked(
     }
     if not done.output.startswith("{"):
         return {**row, "failed": done.output}
-    found = json.loads(done.output)["graphs"][0]
-    rules = {rule["rule"]: rule for rule in found["rules"]}
+    report = json.loads(done.output)["graphs"][0]
+    rules = {rule["rule"]: rule for rule in report["rules"]}
     return {
         **row,
         "rules": {name: rule["status"] for name, rule in rules.items()},
@@ -58,7 +58,7 @@ def checked(
 
 
 class _Finished(NamedTuple):
-    """How a command ended."""
+    """A command that ended."""
 
     exit_code: int
     output: str  # its messages where it printed nothing else

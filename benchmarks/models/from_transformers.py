@@ -240,11 +240,11 @@ def table(file: str) -> dict[str, Any]:
 
 def _cases(file: str) -> Iterator[tuple[str, Callable[[], Case]]]:
     """Read the configurations of a file."""
-    known = {"": {}, **table("transformers.toml")["settings"]}
+    shared = {"": {}, **table("transformers.toml")["settings"]}
     for name, row in table(file)["models"].items():
         own = row.get("own", {})
-        parts = {part: known[of] | own.get(part, {}) for part, of in row.get("parts", {}).items()}
-        settings = known[row.get("of", "")] | own | parts
+        parts = {part: shared[of] | own.get(part, {}) for part, of in row.get("parts", {}).items()}
+        settings = shared[row.get("of", "")] | own | parts
         options = {"assume": row["assume"]} if "assume" in row else {}
         yield name, partial(case_of, row["model"], _BATCHES[row["batch"]], settings, options)
 

@@ -34,12 +34,12 @@ class _UNet(nn.Module):
         return nn.Sequential(*both, nn.Conv2d(b, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU())
 
     def forward(self, images: Tensor) -> Tensor:
-        kept = [self.down[0](images)]
+        skips = [self.down[0](images)]
         for block in self.down[1:]:
-            kept.append(block(functional.max_pool2d(kept[-1], 2)))
-        x = kept.pop()
+            skips.append(block(functional.max_pool2d(skips[-1], 2)))
+        x = skips.pop()
         for grow, block in zip(reversed(self.grow), reversed(self.up), strict=True):
-            x = block(torch.cat([kept.pop(), grow(x)], 1))
+            x = block(torch.cat([skips.pop(), grow(x)], 1))
         return self.classes(x)
 
 

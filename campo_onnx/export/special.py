@@ -1,6 +1,7 @@
-"""Special functions, from polynomials and logarithms, which ONNX has: in double, for any framework.
+"""Special functions that ONNX lacks, made of what it has, for any framework.
 
-Each takes the framework's functions (``torch``, ``jax.numpy``) and numbers in double precision.
+Each takes the framework's functions (``torch``, ``jax.numpy``) and numbers in double precision; ``atan2`` in
+any precision.
 """
 
 import math
@@ -36,7 +37,7 @@ _ERFINV_FAR = (
     0.0229639235022, 0.0882129998416, -0.0671479282372, -0.149231229993, 0.119547190301, 0.151786144127,
     -0.131959320794, -0.0756503898553, 0.0721276717936, 0.0142069652116, -0.0149419685691,
 )  # fmt: skip
-"""The same in the root of w, from that of 5 to 9.6, moved to -1 and 1: FP32 has no numbers beyond."""
+"""The same in ``sqrt(w)``, mapped from ``sqrt(5)`` to 9.6 onto -1 to 1. No FP32 number gives more."""
 
 _BESSEL_NEAR = {
     0: (
@@ -167,6 +168,15 @@ def _inverse_of_erf(xp: Any, x: Any, rest: Any) -> Any:
         _polynomial(xp, xp.where(is_far, 5.0, far) / 2.5 - 1, _ERFINV_NEAR),
     )
     return xp.where(rest == 0, x * math.inf, x * slope)
+
+
+def atan2(xp: Any, y: Any, x: Any) -> Any:
+    """Give the angle of a point in the plane, in the precision of its coordinates."""
+    far, near = xp.maximum(abs(x), abs(y)), xp.minimum(abs(x), abs(y))
+    angle = xp.arctan(xp.where(far == 0, 0.0, near / xp.where(far == 0, 1.0, far)))
+    angle = xp.where(abs(y) > abs(x), math.pi / 2 - angle, angle)
+    angle = xp.where(x < 0, math.pi - angle, angle)
+    return xp.where(y < 0, -angle, angle)
 
 
 def erfinv(xp: Any, x: Any) -> Any:

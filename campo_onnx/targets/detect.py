@@ -138,7 +138,7 @@ def machine_of(target: Target, threads: int = 0) -> Machine:
 
 
 def target_or_any_gpu(measured: Machine) -> Target:
-    """Describe a machine; one whose GPU has no figures, by those of any GPU: kernels are the same."""
+    """Describe a machine; a GPU without figures gets those of another, as kernels are the same."""
     if measured.is_gpu and datasheet.matching(measured.device) is None:
         return Target.of(datasheet.device(_ANY_GPU), measured.runtime)
     return target_of(measured)

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, wraps
+from inspect import signature
 from typing import Any
 
 import jax
@@ -17,14 +18,6 @@ _LARGEST = 32
 
 def _in_double(function: Callable[..., Any], x: Any) -> Any:
     return function(jnp, x.astype(jnp.float64)).astype(x.dtype)
-
-
-def _atan2(y: Any, x: Any) -> Any:
-    far, near = jnp.maximum(abs(x), abs(y)), jnp.minimum(abs(x), abs(y))
-    angle = jnp.arctan(jnp.where(far == 0, 0.0, near / jnp.where(far == 0, 1.0, far)))
-    angle = jnp.where(abs(y) > abs(x), math.pi / 2 - angle, angle)
-    angle = jnp.where(x < 0, math.pi - angle, angle)
-    return jnp.where(y < 0, -angle, angle)
 
 
 def _polygamma(order: Any, x: Any) -> Any:
@@ -59,6 +52,7 @@ def _sorted(*operands: Any, dimension: int, num_keys: int) -> Any:
 def _of_matrices(function: Callable[..., Any]) -> Callable[..., Any]:
     """Apply a function of one small matrix to each of many; larger ones are refused by name."""
 
+    @wraps(function)  # for its parameters
     def call(a: Any, *others: Any, **settings: Any) -> Any:
         if max(a.shape[-2:]) > _LARGEST or a.dtype.kind != "f":
             return NotImplemented
@@ -118,7 +112,7 @@ class _NotHereError(Exception):
 
 
 RULES: Mapping[str, Callable[..., Any]] = {
-    "atan2": _atan2,
+    "atan2": partial(special.atan2, jnp),
     "bessel_i0e": partial(_in_double, partial(special.bessel, 0, True)),
     "bessel_i1e": partial(_in_double, partial(special.bessel, 1, True)),
     "cbrt": lambda x: jnp.sign(x) * abs(x) ** (1 / 3),
@@ -148,6 +142,10 @@ def traced(name: str, operands: Sequence[Any], parameters: Mapping[str, Any]) ->
     rule = RULES.get(name)
     if rule is None:
         return None
+    try:
+        signature(rule).bind(*operands, **parameters)
+    except TypeError:  # it does not know a parameter
+        return None
 
     def call(*values: Any) -> Any:
         arguments = [
@@ -161,5 +159,5 @@ def traced(name: str, operands: Sequence[Any], parameters: Mapping[str, Any]) ->
     with jax.enable_x64(True):
         try:
             return jax.make_jaxpr(call)(*(jax.ShapeDtypeStruct(jnp.shape(x), x.dtype) for x in operands))
-        except (_NotHereError, TypeError):  # it does not take a parameter
+        except _NotHereError:
             return None

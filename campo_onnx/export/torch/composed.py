@@ -86,14 +86,6 @@ def _hypot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return ((x / scale).square() + (y / scale).square()).sqrt() * scale
 
 
-def _atan2(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    far, near = torch.maximum(x.abs(), y.abs()), torch.minimum(x.abs(), y.abs())
-    angle = torch.where(far == 0, 0.0, near / torch.where(far == 0, 1.0, far)).atan()
-    angle = torch.where(y.abs() > x.abs(), math.pi / 2 - angle, angle)
-    angle = torch.where(x < 0, math.pi - angle, angle)
-    return torch.where(y < 0, -angle, angle)
-
-
 def _kthvalue(
     x: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -336,7 +328,7 @@ OPERATIONS: Mapping[Any, Callable[..., Any]] = {
     aten.adaptive_max_pool3d.default: _adaptive_max_pool,
     aten.adaptive_max_pool3d_backward.default: partial(_adaptive_max_pool_backward, 3),
     aten.angle.default: _angle,
-    aten.atan2.default: _atan2,
+    aten.atan2.default: partial(special.atan2, torch),
     aten.bitwise_left_shift.Tensor: _shifted_left,
     aten.bitwise_right_shift.Tensor: _shifted_right,
     aten.copysign.Scalar: _copysign,

@@ -123,7 +123,7 @@ def _grid_sample(
 
 def _linear(place: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Give the pixels beside a place with their weights."""
-    # Signed distances: where a place is a whole pixel, that of an absolute value would have no slope.
+    # Not by absolute values, whose slope is zero where a place is a whole pixel.
     left = place.floor().detach()
     return [(left, left + 1 - place), (left + 1, place - left)]
 

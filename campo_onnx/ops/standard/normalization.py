@@ -47,6 +47,20 @@ def _before_axis(signature: Signature) -> tuple[int, ...] | None:
     return None if shape is None else shape[: signature.attribute("axis", -1) % max(1, len(shape))]
 
 
+def _but_for_axis(signature: Signature) -> tuple[int, ...] | None:
+    """All axes but the one of a softmax; before opset 13 also those behind it are part of a row."""
+    shape = signature.input(0).shape
+    if not shape:
+        return shape
+    if signature.opset < _SOFTMAX_OF_ONE_AXIS:
+        return shape[: signature.attribute("axis", 1) % len(shape)]
+    axis = signature.attribute("axis", -1) % len(shape)
+    return shape[:axis] + shape[axis + 1 :]
+
+
+_SOFTMAX_OF_ONE_AXIS = 13
+"""Opset from which Softmax goes along one axis."""
+
 _NORM = Family.NORMALIZATION
 
 SPECS = (
@@ -60,10 +74,11 @@ SPECS = (
     ),
     *specs(
         "",
-        "InstanceNormalization GroupNormalization MeanVarianceNormalization",
+        "InstanceNormalization",
         _NORM,
         work=Stream(5, passes=2, rows=_channels),
     ),
+    *specs("", "GroupNormalization MeanVarianceNormalization", _NORM, work=Stream(5, passes=2)),
     # ONNX has it from opset 17 on; ONNX Runtime's training exports write it into older ones.
     *specs(
         "",
@@ -87,5 +102,5 @@ SPECS = (
     # The output has the type of the scale, which kernels take in the type of the data only.
     *specs("", "RMSNormalization", _NORM, work=Stream(8, rows=_before_axis), ports=one_type_ports),
     *specs("", "LpNormalization LRN", _NORM, work=Stream(8)),
-    *specs("", "Softmax LogSoftmax", Family.SOFTMAX, work=Stream(15, rows=_before_axis)),
+    *specs("", "Softmax LogSoftmax", Family.SOFTMAX, work=Stream(15, rows=_but_for_axis)),
 )
