@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 
 from campo_onnx.checking.context import CheckContext
 from campo_onnx.checking.verdict import Finding, Status, failed, listed, not_checked, passed
@@ -12,6 +14,7 @@ from campo_onnx.emulation.batches import Batch, draw_batches
 from campo_onnx.emulation.drift import Reference, most_drift, unfinite_in
 from campo_onnx.emulation.faults import MOST_BY_CHOICE, ROUNDING_AND_LAYERS
 from campo_onnx.emulation.numerics import emulate, seeded, without_underflow
+from campo_onnx.emulation.scale_search import LOSS_SCALE, settled_scale
 from campo_onnx.errors import ModelError, UnsupportedModelError, UsageError
 from campo_onnx.ops.facts import work_of
 from campo_onnx.ops.precision import Precision
@@ -19,7 +22,7 @@ from campo_onnx.ops.work import WorkKind
 from campo_onnx.optimize.safety import earlier_versions
 from campo_onnx.optimize.values.loss_scale import gradient_outputs, loss_scaling, low_gradients
 from campo_onnx.runtime.chunked_run import run_in_pieces
-from campo_onnx.runtime.feeds import read_feeds
+from campo_onnx.runtime.feeds import Feeds, read_feeds
 from campo_onnx.runtime.machine import CPU
 from campo_onnx.runtime.registry import machine
 
@@ -75,6 +78,12 @@ def _compared(
     finding = _drift_finding(worst, limit, titles)
     if finding.status is not Status.FAILED:
         return finding
+    if settled := _at_settled_scale(emulated, references, context):
+        references, titles = settled, ", ".join(settled)
+        worst = _worst(emulated, references, context)
+        finding = _drift_finding(worst, limit, titles)
+        if finding.status is not Status.FAILED:
+            return finding
     if not _lacks_loss_scale(context):
         return _but_for_choices(finding, worst, limit, references, context)
     scaled_worst = _worst(without_underflow(emulated), references, context)
@@ -88,6 +97,41 @@ def _compared(
         f"{max(worst.values()):.2g}. Export the step with a loss scale"
     )
     return replace(scaled, reason=reason)
+
+
+def _at_settled_scale(
+    emulated: onnx.ModelProto, references: Mapping[str, Reference], context: CheckContext
+) -> dict[str, Reference]:
+    """The first drawn batch with the loss scale that training ends with; nothing where that is as it was."""
+    view = context.fp32.view
+    scaling = loss_scaling(view)
+    scale = scaling.scale
+    if context.policy.inputs or context.changes.low is not Precision.FP16:
+        return {}
+    if scale is None or scale not in view.inputs or scale in context.ranges:
+        return {}
+    (title, first), *others = references.items()
+    gradients = gradient_outputs(view, scaling)
+
+    def feeds(value: float) -> Feeds:
+        return {**first.feeds, scale: np.full_like(first.feeds[scale], value)}
+
+    def overflows(value: float) -> bool:
+        outputs = run_in_pieces(emulated, feeds(value), first.machine, folder=context.mixed.folder)
+        return any(not _is_finite(array, first.outputs[name]) for name, array in outputs if name in gradients)
+
+    settled = settled_scale(overflows, first_overflows=overflows(LOSS_SCALE))
+    if settled == LOSS_SCALE:
+        return {}
+    title = f"{title} (loss scale {settled:,.0f}, with which training ends)"
+    return {title: replace(first, feeds=feeds(settled), computed=None), **dict(others)}
+
+
+def _is_finite(actual: NDArray[Any], expected: NDArray[Any]) -> bool:
+    """Whether an output behind the loss has no overflow; one that says so itself is not as in FP32."""
+    if actual.dtype == np.bool_:
+        return bool(np.array_equal(actual, expected))
+    return actual.dtype.kind != "f" or bool(np.isfinite(actual).all())
 
 
 def _but_for_choices(

@@ -13,15 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from campo_onnx.emulation.scale_search import LOSS_SCALE
 from campo_onnx.ir.view import GraphView
 from campo_onnx.ir.walk import Walk
 from campo_onnx.optimize.safety import earlier_versions
 from campo_onnx.optimize.values.loss_scale import gradient_outputs, loss_scaling
 from campo_onnx.optimize.values.ranges import DeclaredRange
 from campo_onnx.runtime.feeds import Feeds, synthesize
-
-LOSS_SCALE = 1024.0
-"""Of drawn batches, where the graph scales its loss."""
 
 _MASKED = -0.7  # standard deviations: a quarter lies below
 _TAIL = 8.0  # standard deviations that a value of real data may be off

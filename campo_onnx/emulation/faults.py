@@ -19,6 +19,7 @@ from onnx import TensorProto
 
 from campo_onnx.emulation.drift import Arrays, Reference, most_drift
 from campo_onnx.emulation.rounded import rounded
+from campo_onnx.emulation.scale_search import settled_scale
 from campo_onnx.errors import ModelError
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.ops.ports import Ports
@@ -139,6 +140,9 @@ class Trial:
     failure: str = ""
     # Tensors that are not finite in places where those of FP32 are, in the order of the graph.
     unfinite: tuple[str, ...] = ()
+    overflowing: frozenset[str] = (
+        frozenset()
+    )  # tensors that are finite with a loss scale of 1; not in `unfinite`
     # By tensor of whole numbers, the share that differs, where any does.
     integers: Mapping[str, float] = field(default_factory=dict)
     # errors, conditioned: by floating-point output its relative error; and, beyond the limit, that in view of
@@ -196,6 +200,31 @@ class ProbedBatch:
             self._trials[low_nodes] = self._but_for_the_loss_scale(low_nodes)
         return self._trials[low_nodes]
 
+    def at_settled_scale(self, low_nodes: Nodes, *, is_usual: bool) -> "ProbedBatch":
+        """The same batch with the loss scale that training ends with, where the one at hand may be to blame.
+
+        FP16 gradients that are off may have underflowed. Gradients that overflow say nothing: on unusual data
+        the loss scaler skips the step, and on usual data its scale is smaller.
+        """
+        subject, outcome = self._subject, self.trial(low_nodes)
+        if subject.scale is None or subject.low is not Precision.FP16:
+            return self
+        off = {name for name, error in outcome.errors.items() if error > self._limit}
+        has_overflow = bool(outcome.overflowing)
+        if not is_usual if has_overflow else off.isdisjoint(subject.scaled):
+            return self
+
+        def overflows(scale: float) -> bool:
+            unfinite = subject.scaled.intersection(self._trial(low_nodes, self._scaled_by(scale)).unfinite)
+            return not unfinite <= frozenset(outcome.unfinite)
+
+        scale = settled_scale(overflows, first_overflows=has_overflow)
+        return ProbedBatch(subject, self.title, self._scaled_by(scale))
+
+    def _scaled_by(self, scale: float) -> Arrays:
+        name = self._subject.scale
+        return self._feeds if name is None else {**self._feeds, name: np.full_like(self._feeds[name], scale)}
+
     def effect(self, low_nodes: Nodes) -> float:
         """The error of the output that is the furthest off where some nodes are low."""
         outcome = self.trial(low_nodes)
@@ -210,11 +239,11 @@ class ProbedBatch:
         overflowing = subject.scaled.intersection(outcome.unfinite)
         if not overflowing or subject.scale is None:
             return outcome
-        unscaled = {**self._feeds, subject.scale: np.ones_like(self._feeds[subject.scale])}
-        again = frozenset(self._trial(low_nodes, unscaled).unfinite)
+        overflowing = overflowing.difference(self._trial(low_nodes, self._scaled_by(1.0)).unfinite)
         return Trial(
             failure=outcome.failure,
-            unfinite=tuple(t for t in outcome.unfinite if t not in overflowing or t in again),
+            unfinite=tuple(t for t in outcome.unfinite if t not in overflowing),
+            overflowing=overflowing,
             integers=outcome.integers,
             errors={t: error for t, error in outcome.errors.items() if t not in subject.scaled},
             conditioned=outcome.conditioned,

@@ -122,9 +122,11 @@ def probe(
         chosen = batches or tuple(islice(drawn, affordable))
     except UnsupportedModelError as error:
         return Probed(optimized=optimized, coverage=0.0, why_not=str(error))
-    for batch in chosen[:affordable]:
+    for number, batch in enumerate(chosen[:affordable]):
         try:
-            prepared.append(ProbedBatch(subject, batch.title, step.cut(batch.feeds)))
+            probed = ProbedBatch(subject, batch.title, step.cut(batch.feeds))
+            # Of the user's batches the scale is the user's.
+            prepared.append(probed if batches else probed.at_settled_scale(low_nodes, is_usual=number == 0))
         except (ModelError, UnsupportedModelError, UsageError) as error:
             why_not = why_not or f"the FP32 step does not run on {batch.title}: {error.why or error}"
     if not prepared:
