@@ -45,6 +45,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "triangular, turned": lambda w: jsp.linalg.solve_triangular(lower(w), w, trans=1, lower=True),
     "triangular, upper, ones": lambda w: jsp.linalg.solve_triangular(lower(w).T / 4, w, unit_diagonal=True),
     "triangular, from the right": lambda w: lax.linalg.triangular_solve(lower(w), w.T, lower=True),
+    "a diagonal": lambda w: jnp.diagonal(definite(w)) - jnp.trace(w[:, :4]),
     "running products": lambda w: lax.cumprod(w, 1) + lax.cumprod(w - 1, 0, reverse=True),
     "running extremes": lambda w: lax.cummax(w, 1) * lax.cummin(w - 1, 0, reverse=True),
     "running logarithms of sums": lambda w: lax.cumlogsumexp(w * 9, 1) - lax.cumlogsumexp(w, reverse=True),

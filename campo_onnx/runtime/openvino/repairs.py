@@ -33,6 +33,8 @@ def repair(graph: Any) -> None:
             _cast_apart(node)
         elif node.get_type_name() == "TopK":
             _stabilize(node)
+        elif node.get_type_name() == "Loop":
+            _keep_unread_states(node)
         elif _may_lose_infinity(node):
             _keep_infinity(node)
         elif node.get_type_name() in _CONVOLUTIONS:
@@ -83,6 +85,27 @@ def _stabilize(node: Any) -> None:
         names = ("axis", "mode", "sort", "index_element_type")
         data, count = node.input_values()
         _replace(node, ov.opset13.topk(data, count, *(settings[name] for name in names), stable=True))
+
+
+def _keep_unread_states(loop: Any) -> None:
+    """Let the body read every state: the plugin drops the first value of others.
+
+    A loop that takes no turn gives that. What is read is always true and chooses between a result and
+    itself; nothing tells the plugin so.
+    """
+    body = loop.get_function()
+    for description in loop.get_input_descriptions():
+        place = getattr(description, "body_value_index", None)
+        state = body.get_parameters()[description.body_parameter_index]
+        if place is None or state.output(0).get_target_inputs():
+            continue
+        is_positive = ov.opset13.greater(ov.opset13.convert(state, "f32"), _numbers(ov.Type.f32, 0.0))
+        either = ov.opset13.logical_or(is_positive, ov.opset13.logical_not(is_positive))
+        row = ov.opset13.reshape(either, ov.opset13.constant(np.array([-1])), special_zero=False)
+        is_true = ov.opset13.reduce_logical_and(row, ov.opset13.constant(np.arange(1)))
+        result = body.get_results()[place]
+        value = result.input_value(0)
+        result.input(0).replace_source_output(ov.opset13.select(is_true, value, value).output(0))
 
 
 def _may_lose_infinity(node: Any) -> bool:

@@ -204,3 +204,36 @@ def test_a_factor_behind_a_grouped_convolution_is_its_own(group, factor, other):
     values, expected = (r.load(parse_model(graph, 20), "cpu").run(feeds) for r in (RUNTIME, ORT))
     for name, value in expected.items():
         np.testing.assert_allclose(values[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+UNREAD = """agraph (TYPE x, int64 turns, bool goes) => (TYPE y) <int64 two = {2}, bool yes = {1}> {
+  y = If (goes) <then_branch = counted () => (TYPE z) {
+    z = Loop (turns, yes, x) <body = outer (int64 i, bool on, TYPE s) => (bool so, TYPE t) {
+      so = Identity (on)
+      BODY
+    }>
+  }, else_branch = asked () => (TYPE w) {
+    w = Loop (two, goes, x) <body = turn (int64 j, bool on2, TYPE s2) => (bool so2, TYPE t2) {
+      so2 = Identity (on2)
+      t2 = Neg (x)
+    }>
+  }>
+}"""
+NESTED = """t = Loop (two, yes, x) <body = inner (int64 k, bool on3, TYPE s3) => (bool so3, TYPE t3) {
+  so3 = Identity (on3)
+  t3 = Add (s3, x)
+}>"""
+
+
+@pytest.mark.parametrize("body", ["t = Neg (x)", "dead = Neg (s) t = Neg (x)", NESTED])
+@pytest.mark.parametrize("kind", ["float[3]", "int64[2,3]", "float"])
+@pytest.mark.parametrize("turns", [0, 2])
+@pytest.mark.parametrize("goes", [True, False])
+def test_a_state_that_the_body_does_not_read_is_kept(body, kind, turns, goes):
+    """A loop that did not turn gave zeros, or no elements, in place of the first value."""
+    model = parse_model(UNREAD.replace("BODY", body).replace("TYPE", kind), 21)
+    shape = {"float[3]": (3,), "int64[2,3]": (2, 3), "float": ()}[kind]
+    x = (np.arange(np.prod(shape)).reshape(shape) - 1).astype(np.int64 if "int" in kind else np.float32)
+    feeds = {"x": x, "turns": np.array(turns), "goes": np.array(goes)}
+    ours, exact = (r.load(model, "cpu").run(feeds)["y"] for r in (RUNTIME, ORT))
+    np.testing.assert_array_equal(ours, exact)
