@@ -58,7 +58,8 @@ def pads_of_their_own(nodes: Sequence[Node], constant: Callable[[Sequence[int]],
     maxima below zero come out wrong; and padding as wide as the window is refused when the graph is loaded.
     It leaves a Pad that names its axes as it is.
     """
-    pools = {node.inputs[0].name: node for node in nodes if _is_pool(node) and node.inputs[0] is not None}
+    both = (node for node in nodes if node.op_type in ("MaxPool", "AveragePool"))
+    pools = {node.inputs[0].name: node for node in both if node.inputs[0] is not None}
     apart: list[Node] = []
     for node in nodes:
         pool = pools.get(node.outputs[0].name)
@@ -67,10 +68,6 @@ def pads_of_their_own(nodes: Sequence[Node], constant: Callable[[Sequence[int]],
             node = replace(node, inputs=(*node.inputs, *[None] * (3 - len(node.inputs)), axes))
         apart.append(node)
     return apart
-
-
-def _is_pool(node: Node) -> bool:
-    return node.op_type in ("MaxPool", "AveragePool")
 
 
 def _fuses_badly(pad: Node, pool: Node) -> bool:

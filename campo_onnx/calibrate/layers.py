@@ -63,9 +63,18 @@ def _number(value: float) -> NDArray[np.float32]:
     return np.asarray(value, np.float32)
 
 
-def _unary(random: Random, target: float) -> Node:
-    shape = activation(random, target)
-    return _node(shape, to=shape)
+def _of_shape(draw: Callable[[Random, float], Shape], write: Callable[[Shape], Node]) -> Generator:
+    """Draw nodes that a shape tells all of."""
+    return lambda random, target: write(draw(random, target))
+
+
+_unary = _of_shape(activation, lambda shape: _node(shape, to=shape))
+_clip = _of_shape(activation, lambda shape: _node(shape, _number(0.0), _number(6.0), to=shape))
+_expand = _of_shape(activation, lambda shape: _node((*shape[:-1], 1), _ints(*shape), to=shape))
+_global_pool = _of_shape(feature_map, lambda shape: _node(shape, to=(*shape[:2], 1, 1)))
+_batch_normalization = _of_shape(feature_map, lambda shape: _node(shape, *[shape[1:2]] * 4, to=shape))
+_rows = _of_shape(tokens, lambda shape: _node(shape, to=shape, axis=-1))
+_layer_normalization = _of_shape(tokens, lambda shape: _node(shape, *[shape[-1:]] * 2, to=shape, axis=-1))
 
 
 def _binary(random: Random, target: float, output_dtype: int = FLOAT) -> Node:
@@ -79,11 +88,6 @@ def _binary(random: Random, target: float, output_dtype: int = FLOAT) -> Node:
 def _power(random: Random, target: float) -> Node:
     shape = activation(random, target)
     return _node(shape, _number(pick(random, (2.0, 3.0, 0.5))), to=shape)
-
-
-def _clip(random: Random, target: float) -> Node:
-    shape = activation(random, target)
-    return _node(shape, _number(0.0), _number(6.0), to=shape)
 
 
 def _where(random: Random, target: float) -> Node:
@@ -186,26 +190,6 @@ def _pool(random: Random, target: float) -> Node:
     return _node(shape, to=(*shape[:2], size, size), kernel_shape=[kernel] * 2, strides=[stride] * 2)
 
 
-def _global_pool(random: Random, target: float) -> Node:
-    shape = feature_map(random, target)
-    return _node(shape, to=(*shape[:2], 1, 1))
-
-
-def _batch_normalization(random: Random, target: float) -> Node:
-    shape = feature_map(random, target)
-    return _node(shape, *[shape[1:2]] * 4, to=shape)
-
-
-def _layer_normalization(random: Random, target: float) -> Node:
-    shape = tokens(random, target)
-    return _node(shape, shape[-1:], shape[-1:], to=shape, axis=-1)
-
-
-def _rows(random: Random, target: float) -> Node:
-    shape = tokens(random, target)
-    return _node(shape, to=shape, axis=-1)
-
-
 def _reduction(random: Random, target: float) -> Node:
     shape = activation(random, target)
     axes = pick(random, ([0, 2, 3], [2, 3], [1]) if len(shape) == 4 else ([2], [0, 1], [0]))
@@ -239,11 +223,6 @@ def _slice(random: Random, target: float) -> Node:
     shape = activation(random, target)
     start, end = shape[-1] // 4, shape[-1]
     return _node(shape, _ints(start), _ints(end), _ints(len(shape) - 1), to=(*shape[:-1], end - start))
-
-
-def _expand(random: Random, target: float) -> Node:
-    shape = activation(random, target)
-    return _node((*shape[:-1], 1), _ints(*shape), to=shape)
 
 
 def _pad(random: Random, target: float) -> Node:

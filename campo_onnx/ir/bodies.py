@@ -37,12 +37,12 @@ def read_body(body: GraphProto, around: GraphView, types: Sequence[TensorInfo | 
     name_nodes(graph)
     for value, info in zip(graph.input, types, strict=False):
         if info is not None and info.dtype:
-            value.CopyFrom(_typed(value.name, info))
+            value.CopyFrom(value_info(value.name, info))
     for tensor in body_reads(body):
         if tensor in around.values:
             graph.initializer.append(numpy_helper.from_array(around.values[tensor], tensor))
         elif tensor in around.tensors and around.tensors[tensor].dtype:
-            graph.input.append(_typed(tensor, around.tensors[tensor]))
+            graph.input.append(value_info(tensor, around.tensors[tensor]))
         else:
             return None
     opsets = [helper.make_opsetid(domain, version) for domain, version in around.opset.items()]
@@ -61,5 +61,6 @@ def read_body(body: GraphProto, around: GraphView, types: Sequence[TensorInfo | 
     )
 
 
-def _typed(name: str, info: TensorInfo) -> onnx.ValueInfoProto:
+def value_info(name: str, info: TensorInfo) -> onnx.ValueInfoProto:
+    """Declare a tensor by its type and shape."""
     return helper.make_tensor_value_info(name, info.dtype, info.shape)

@@ -116,7 +116,7 @@ def chunks(tensor: TensorProto, folder: Path | None) -> Iterator[NDArray[Any]]:
     if is_external(tensor):
         yield from _mapped(tensor, folder)
         return
-    flat = _array(tensor).reshape(-1)
+    flat = array_of(tensor).reshape(-1)
     for start in range(0, flat.size, _CHUNK_ELEMENTS):
         yield flat[start : start + _CHUNK_ELEMENTS]
 
@@ -159,12 +159,13 @@ def _mapped(tensor: TensorProto, folder: Path | None) -> Iterator[NDArray[Any]]:
         yield np.memmap(data.path, dtype, "r", offset_bytes, (min(_CHUNK_ELEMENTS, elements - start),))
 
 
-def _array(tensor: TensorProto) -> NDArray[Any]:
+def array_of(tensor: TensorProto, kind: str = "initializer") -> NDArray[Any]:
+    """Read a tensor whose bytes are here; ModelError names one that is damaged, as one of a kind."""
     try:
         return numpy_helper.to_array(tensor)
     except (TypeError, ValueError) as error:
         raise ModelError(
-            f"initializer {tensor.name!r} is damaged", why=str(error), remedy="Export the model again."
+            f"{kind} {tensor.name!r} is damaged", why=str(error), remedy="Export the model again."
         ) from error
 
 
@@ -244,7 +245,7 @@ def _dense(sparse: onnx.SparseTensorProto, name: str) -> TensorProto:
         raise UnsupportedModelError(
             f"the sparse constant {name!r} lies outside the model file", remedy="Save it within the model."
         )
-    values, places = _array(sparse.values), _array(sparse.indices)
+    values, places = array_of(sparse.values), array_of(sparse.indices)
     dense = np.zeros(shape, values.dtype)
     try:
         dense[np.unravel_index(places, shape) if places.ndim == 1 else tuple(places.T)] = values

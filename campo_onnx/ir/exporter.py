@@ -131,16 +131,13 @@ def export_model(
     _remove_old_data(target, written, read)
 
 
-def check_not_read(
-    targets: Iterable[Path], read: Iterable[Path], holds: str = "the weights of the model"
-) -> None:
+def check_not_read(targets: Iterable[Path], read: Iterable[Path]) -> None:
     """Make sure that nothing is written over a file that is read, `--force` or not."""
     taken = {path.resolve() for path in read}
     for target in targets:
         if target.resolve() in taken:
-            raise UsageError(
-                f"{target} holds {holds}", why="writing there would destroy it", remedy=_OTHER_NAME
-            )
+            what = f"{target} holds the weights of the model"
+            raise UsageError(what, why="writing there would destroy it", remedy=_OTHER_NAME)
 
 
 def _remove_old_data(target: Path, written: onnx.ModelProto, read: frozenset[Path]) -> None:

@@ -26,7 +26,7 @@ from onnx.shape_inference import InferenceError
 
 from campo_onnx.errors import ModelError
 from campo_onnx.ir.check import hide_in_bodies, is_unsafe_to_infer
-from campo_onnx.ir.constants import constants_of, is_external
+from campo_onnx.ir.constants import array_of, constants_of, is_external
 from campo_onnx.ir.dims import bind_type, check_dims, static_shape
 from campo_onnx.ir.gradient_names import differentiated_tensor
 from campo_onnx.ir.onnx_inference import HIDDEN, infer_types
@@ -135,7 +135,7 @@ def _slim_copy(model: ModelProto, context: _Context) -> ModelProto:
     for name, tensor in constants.items():
         context.record(name, onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims))
         if is_small(tensor.dims) and not is_external(tensor):
-            context.values[name] = _value_of(tensor)
+            context.values[name] = array_of(tensor, "Constant")
             slim.graph.initializer.add().CopyFrom(tensor)
         else:
             slim.graph.input.add(name=name, type=context.types[name])
@@ -151,15 +151,6 @@ def _slim_copy(model: ModelProto, context: _Context) -> ModelProto:
                 copy.domain = HIDDEN  # resolved below, once it is known what it reads
             hide_in_bodies(copy, HIDDEN)
     return slim
-
-
-def _value_of(tensor: TensorProto) -> Value:
-    try:
-        return onnx.numpy_helper.to_array(tensor)
-    except (TypeError, ValueError) as error:
-        raise ModelError(
-            f"Constant {tensor.name!r} is damaged", why=str(error), remedy="Export the model again."
-        ) from error
 
 
 # --- one pass over what is left ------------------------------------------------------------------

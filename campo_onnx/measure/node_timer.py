@@ -146,7 +146,7 @@ def time_node(signature: Signature, timer: NodeTimer) -> Timing:
 
 
 def _slope_of(signature: Signature, timer: NodeTimer) -> Timing:
-    feeds = _feeds(signature)
+    feeds = synthesize(one_node_view(signature))
     few = _step(signature, feeds, 1, timer)
     few()
     once_us = measure(few, replace(timer.effort, warmup=0, repeats=2, least=1)).median_us
@@ -176,10 +176,6 @@ def _doubt(timing: Timing) -> tuple[bool, bool, float]:
     """Order two timings of one node, the better one first: a time, a steady one, the shorter one."""
     is_none = timing.median_us <= SHORTEST_US
     return is_none, timing.spread_us > _STEADY * timing.median_us, timing.median_us
-
-
-def _feeds(signature: Signature) -> Mapping[str, NDArray[Any]]:
-    return synthesize(one_node_view(signature))
 
 
 def _step(signature: Signature, feeds: Mapping[str, NDArray[Any]], copies: int, timer: NodeTimer) -> Step:

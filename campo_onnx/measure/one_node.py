@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from campo_onnx.ir.bodies import value_info
 from campo_onnx.ir.view import GraphView, OpNode, TensorInfo, TensorKind
 from campo_onnx.ops.facts import ports_of, work_of
 from campo_onnx.ops.ports import lowered
@@ -93,8 +94,8 @@ def one_node_model(signature: Signature, copies: int) -> onnx.ModelProto:
     for copy in range(copies):
         own = {t: f"{t}_{copy}" for t in (*view.inputs, *view.outputs)}
         nodes.append(_node_proto(view, copy, own))
-        inputs += [_value_info(own[t], view.tensors[t]) for t in view.inputs]
-        outputs += [_value_info(own[t], view.tensors[t]) for t in view.outputs]
+        inputs += [value_info(own[t], view.tensors[t]) for t in view.inputs]
+        outputs += [value_info(own[t], view.tensors[t]) for t in view.outputs]
     return _model(view, nodes, inputs, outputs)
 
 
@@ -109,7 +110,7 @@ def chain_model(signature: Signature, copies: int) -> onnx.ModelProto:
     (source,), (result,) = view.inputs, view.outputs
     names = [source, *(f"{result}_{copy}" for copy in range(copies - 1)), result]
     nodes = [_node_proto(view, i, {source: a, result: b}) for i, (a, b) in enumerate(pairwise(names))]
-    ends = ([_value_info(name, view.tensors[name])] for name in (source, result))
+    ends = ([value_info(name, view.tensors[name])] for name in (source, result))
     return _model(view, nodes, *ends)
 
 
@@ -150,7 +151,3 @@ def _attribute(name: str, value: Any) -> onnx.AttributeProto:
 
 def _is_empty(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and not value
-
-
-def _value_info(name: str, info: TensorInfo) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, info.dtype, info.shape)

@@ -16,6 +16,7 @@ from onnx import NodeProto, TensorProto
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+from campo_onnx.ops.key import CAST, OpKey
 from campo_onnx.ops.signature import Shape
 
 Value: TypeAlias = NDArray[Any]
@@ -67,11 +68,11 @@ def may_fold(node: NodeProto) -> bool:
 
 def may_decide(node: NodeProto, dtype: int) -> bool:
     """Whether results of a type are looked at: numbers in FP64 are sizes as well, on their way to FP32."""
-    return dtype in INTEGERS or dtype == TensorProto.DOUBLE or (dtype == TensorProto.FLOAT and _is_cast(node))
-
-
-def _is_cast(node: NodeProto) -> bool:
-    return node.op_type == "Cast" and not node.domain
+    return (
+        dtype in INTEGERS
+        or dtype == TensorProto.DOUBLE
+        or (dtype == TensorProto.FLOAT and OpKey.of(node) == CAST)
+    )
 
 
 def fold(

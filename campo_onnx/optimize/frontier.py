@@ -9,7 +9,7 @@ piece below, or proves that nothing lies below. What is settled on either side o
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import compress, pairwise
 from typing import NamedTuple
@@ -46,11 +46,7 @@ class FrontierPoint:
         return math.sqrt(self.squared_error)
 
 
-def frontier(
-    problem: Problem,
-    squared_errors: Mapping[Rounding, float],
-    tell: Callable[[int], None] = lambda points: None,
-) -> tuple[FrontierPoint, ...]:
+def frontier(problem: Problem, squared_errors: Mapping[Rounding, float]) -> tuple[FrontierPoint, ...]:
     """Find every vertex of the convex frontier, the fastest first.
 
     `squared_errors`: what each rounding adds to the squared error, from 0 up. Nodes that bring one of
@@ -80,7 +76,6 @@ def frontier(
         else:
             bounds_us[price_us] = between.point.bound_us
             points.append(ahead.pop().after)
-        tell(len(points) + len(ahead))
     return _with_prices([one.point for one in points], bounds_us)
 
 

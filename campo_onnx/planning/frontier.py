@@ -65,7 +65,6 @@ def frontier_plans(
     imported: Imported,
     options: Options,
     squared_errors: Mapping[Rounding, float],
-    tell: Callable[[int], None] = lambda points: None,
 ) -> tuple[FrontierPlan, ...]:
     """Plan every point of the frontier, the fastest first.
 
@@ -76,7 +75,7 @@ def frontier_plans(
     imported.refuse_result()
     limits = pad_limits(imported, options)
     seen = with_padding(problem, options.target, limits) if options.pads else problem
-    points = frontier(seen, squared_errors, tell)
+    points = frontier(seen, squared_errors)
 
     @cache
     def planned(point: FrontierPoint) -> Plan:

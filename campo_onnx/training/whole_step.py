@@ -11,7 +11,7 @@ from campo_onnx.runtime.api import LoadSettings, Tensor
 from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.registry import load, tensor, tensor_of
 from campo_onnx.runtime.timing import Step
-from campo_onnx.step.interface import StepInterface, TensorSpec
+from campo_onnx.step.interface import StepInterface
 from campo_onnx.step.naming import GRADS_FINITE
 from campo_onnx.training.pool_places import with_compared_places
 from campo_onnx.training.runner import Arrays, Outcome, Result, Tensors, TensorsBySize, refuse_another_batch
@@ -74,10 +74,8 @@ class WholeStep:
     def _two_copies(self, name: str, value: NDArray[Any]) -> tuple[Tensor, Tensor]:
         first = tensor_of(value, self._machine)
         is_frozen = name not in self._interface.next_value
-        return first, first if is_frozen else self._empty(self._interface.state[name])
-
-    def _empty(self, spec: TensorSpec) -> Tensor:
-        return tensor(spec.shape, spec.dtype, self._machine)
+        spec = self._interface.state[name]
+        return first, first if is_frozen else tensor(spec.shape, spec.dtype, self._machine)
 
     def _step(self, interface: StepInterface) -> tuple[Step, Tensors]:
         tensors = self._by_size.at(interface.feeds.values(), interface.metrics.values())

@@ -60,7 +60,7 @@ _BEFORE_RATIO = (number("samples/s", "samples_per_s", attrgetter("samples_per_s"
 _BEHIND_VERDICT = (
     number("launches", "launches", attrgetter("launches"), "{:,}".format, rank=8),
     number("moved", "moved_bytes", attrgetter("moved_bytes"), gigabytes, rank=7),
-    number("energy", "energy_j", lambda row: _energy(row.energy_j), rank=3),
+    number("energy", "energy_j", lambda row: _in_full(row.energy_j, ".3g", " J"), rank=3),
     number("memory", "peak_bytes", attrgetter("peak_bytes"), lambda held: f"{held / 2**20:,.0f} MiB", rank=5),
     number("tensors at most", "alive_bytes", attrgetter("alive_bytes"), gigabytes, rank=10),
     number("tensor cores", "tensor_pipe_share", attrgetter("tensor_pipe_share"), "{:.0%}".format, rank=6),
@@ -68,14 +68,15 @@ _BEHIND_VERDICT = (
 """Columns that are there where some graph has the figure."""
 
 _RATIO = len("1.021 (0.945 to 1.103)")
-RATIO = number("", "speedup", lambda row: _ratio(row.speedup), may_break=True, least=_RATIO)
+RATIO = number("", "speedup", lambda row: _in_full(row.speedup, ".3f"), may_break=True, least=_RATIO)
 """The speed-up over the first, with its interval."""
 
 
-def _energy(interval: "Interval | None") -> Cell | None:
+def _in_full(interval: "Interval | None", form: str, unit: str = "") -> Cell | None:
     if interval is None:
         return None
-    return Cell(f"{interval.median:.3g} J ({interval.low:.3g} to {interval.high:.3g})", interval.median)
+    low, median, high = (f"{end:{form}}" for end in (interval.low, interval.median, interval.high))
+    return Cell(f"{median}{unit} ({low} to {high})", interval.median)
 
 
 def _table(result: "BenchResult") -> Table:
@@ -104,11 +105,7 @@ def _verdict(row: "BenchRow") -> Cell:
     return Cell(word, word, verdict_style(word))
 
 
-def _median(interval: "Interval | None") -> float | None:
-    return None if interval is None else interval.median
-
-
-STEP = number("step", "step_us", lambda row: _median(row.step_us), duration)
+STEP = number("step", "step_us", lambda row: row.step_us and row.step_us.median, duration)
 VERDICT = Column("verdict", "verdict", _verdict)
 
 
@@ -123,9 +120,3 @@ def _step_interval(row: "BenchRow") -> Cell:
 
 def _bound(bound: str, row: "BenchRow") -> float | None:
     return None if row.speedup is None else float(getattr(row.speedup, bound))
-
-
-def _ratio(interval: "Interval | None") -> Cell | None:
-    if interval is None:
-        return None
-    return Cell(f"{interval.median:.3f} ({interval.low:.3f} to {interval.high:.3f})", interval.median)

@@ -178,6 +178,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
         lambda x: F.gaussian_nll_loss(x, x * 0, x[:, :1].exp(), full=True, eps=0.5, reduction="none"), (4, 5)
     ),
     "histc": (lambda x: x[:3] * torch.histc(x, 5, -1, 1), (4, 5)),
+    "reversed_difference": (lambda x: torch.rsub(x, 2.0, alpha=3) * torch.rsub(x, x * x, alpha=0.5), (4, 9)),
     "hardtanh": (lambda x: F.relu6(x * 5) + F.hardtanh(x, -0.3, 0.4), (4, 9)),
     "hard_activations": (lambda x: F.hardswish(x * 3) + F.hardsigmoid(x * 4), (4, 9)),
     "added_products": (

@@ -111,9 +111,8 @@ def export_training_step(
     >>> [value.name for value in step.graph.output]  # doctest: +SKIP
     ['loss', 'new.weight', 'new.bias']
     """
-    _check_options(optimizer, opset, assume)
+    _check_options(optimizer, opset, assume, unscale)
     chosen = target_called(target) if isinstance(target, str) else target
-    _check_unscale(unscale, optimizer is not None)
     _check_hooks(module, sees_scaled=loss_scale and not unscale)
     _check_averages(module)
     _check_parameters(module)
@@ -208,7 +207,7 @@ def _written(step: Step, opset: int, dynamic_shapes: Mapping[str, Any] | None) -
     return model
 
 
-def _check_options(optimizer: Any, opset: int, assume: Any) -> None:
+def _check_options(optimizer: Any, opset: int, assume: Any, unscale: bool = True) -> None:
     if opset not in OPSETS:
         raise UsageError(f"opset {opset} is not supported", remedy="Choose 20 or 21.")
     if isinstance(optimizer, str) and optimizer not in BY_NAME:
@@ -220,6 +219,11 @@ def _check_options(optimizer: Any, opset: int, assume: Any) -> None:
         )
     if assume not in (None, "checks", "batch"):
         raise UsageError(f"unknown assume {assume!r}", remedy="Choose 'checks' or 'batch', or leave it out.")
+    if optimizer is not None and not unscale:
+        raise UsageError(
+            "an update in the graph needs unscaled gradients",
+            remedy="Leave out unscale=False, or the optimizer and give it to the TrainingSession.",
+        )
 
 
 def _check_hooks(module: torch.nn.Module, *, sees_scaled: bool) -> None:
@@ -235,14 +239,6 @@ def _check_hooks(module: torch.nn.Module, *, sees_scaled: bool) -> None:
                 f"the hook on parameter {name!r} would get a scaled gradient",
                 remedy="Leave out unscale=False: the graph then unscales gradients before their hooks.",
             )
-
-
-def _check_unscale(unscale: bool, has_update: bool) -> None:
-    if has_update and not unscale:
-        raise UsageError(
-            "an update in the graph needs unscaled gradients",
-            remedy="Leave out unscale=False, or the optimizer and give it to the TrainingSession.",
-        )
 
 
 def _check_averages(module: torch.nn.Module) -> None:

@@ -136,21 +136,6 @@ def _rows(g: Graph, x: Value, eps: float) -> _Rows | None:
     return _Rows(normal, mean, elementwise(g, "Reciprocal", inverse))
 
 
-def _batch_norm_without_statistics(
-    g: Graph, expected: Expected, x: Value, weight: Value | None, bias: Value | None, training: bool,
-    momentum: float, eps: float,
-) -> tuple[Value | None, ...]:  # fmt: skip
-    return _batch_norm(g, expected, x, weight, bias, None, None, training, momentum, eps)[:3]
-
-
-def _batch_norm_with_statistics(
-    g: Graph, expected: Expected, x: Value, weight: Value | None, bias: Value | None,
-    running_mean: Value, running_var: Value, momentum: float, eps: float,
-) -> tuple[Value | None, ...]:  # fmt: skip
-    """As AOTAutograd writes evaluation."""
-    return _batch_norm(g, expected, x, weight, bias, running_mean, running_var, False, momentum, eps)[:3]
-
-
 def _native_batch_norm(
     g: Graph, expected: Expected, x: Value, weight: Value | None, bias: Value | None, mean: Value | None,
     var: Value | None, training: bool, momentum: float, eps: float,
@@ -215,8 +200,16 @@ def _by_rows(
 
 TRANSLATIONS: Table = table(
     (aten._native_batch_norm_legit_functional.default, _batch_norm),
-    (aten._native_batch_norm_legit.no_stats, _batch_norm_without_statistics),
-    (aten._native_batch_norm_legit_no_training.default, _batch_norm_with_statistics),
+    (
+        aten._native_batch_norm_legit.no_stats,
+        lambda g, e, x, weight, bias, *how: _batch_norm(g, e, x, weight, bias, None, None, *how)[:3],
+    ),
+    (
+        aten._native_batch_norm_legit_no_training.default,  # as AOTAutograd writes evaluation
+        lambda g, e, x, weight, bias, mean, var, momentum, eps: _batch_norm(
+            g, e, x, weight, bias, mean, var, False, momentum, eps
+        )[:3],
+    ),
     (aten.native_batch_norm.default, _native_batch_norm),
     (aten.native_batch_norm_backward.default, _batch_norm_backward),
 )

@@ -32,21 +32,20 @@ def _parts(z: _Number) -> Complex:
     return Complex(z.real, z.imag)  # numbers of Python go where tensors go
 
 
-def _is_leaf(x: Any) -> bool:
-    return isinstance(x, Complex)
-
-
 def _by_part(operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Do the same to both parts; of real operands that are computed with, the second is zero."""
     if kwargs.get("dtype") in _REAL:
         kwargs["dtype"] = _REAL[kwargs["dtype"]]
 
+    def is_leaf(x: Any) -> bool:
+        return isinstance(x, Complex)
+
     def part(x: Any, place: int) -> Any:
-        is_data = isinstance(x, Complex) or (isinstance(x, torch.Tensor) and x.is_floating_point())
+        is_data = is_leaf(x) or (isinstance(x, torch.Tensor) and x.is_floating_point())
         return _parts(x)[place] if is_data else x
 
     real, imaginary = (
-        operation(*tree_map(partial(part, place=place), args, is_leaf=_is_leaf), **kwargs) for place in (0, 1)
+        operation(*tree_map(partial(part, place=place), args, is_leaf=is_leaf), **kwargs) for place in (0, 1)
     )
     return list(map(Complex, real, imaginary)) if isinstance(real, list | tuple) else Complex(real, imaginary)
 

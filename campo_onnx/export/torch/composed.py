@@ -336,7 +336,6 @@ OPERATIONS: Mapping[Any, Callable[..., Any]] = {
     aten.cummax.default: partial(_running_extreme, 1),
     aten.cummin.default: partial(_running_extreme, -1),
     aten.diagonal.default: _diagonal,
-    aten.diagonal_copy.default: _diagonal,
     aten.diagonal_scatter.default: _diagonal_scatter,
     aten.dist.default: lambda x, y, p=2: torch.linalg.vector_norm(x - y, p),
     aten.eye.default: lambda n, **settings: _eye(n, n, **settings),

@@ -53,7 +53,7 @@ def passing(func: Any, args: Sequence[Any], frame: FrameType) -> bool | None:
     """
     if frame.f_code is torch._check_tensor_all_with.__code__:
         return True
-    position, tree = _position(frame), _tree(frame.f_code.co_filename)
+    position, tree = _positions(frame)[-1], _tree(frame.f_code.co_filename)
     if func not in _READS or args[0].dtype != torch.bool or position is None or tree is None:
         return None
     conditions = [node for node in ast.walk(tree) if isinstance(node, _CONDITIONS) and _is_at(node, position)]
@@ -119,10 +119,6 @@ def _just_evaluated(
         if holding := [pair for pair in operands if position is not None and _holds(pair[0], position)]:
             return holding
     return []
-
-
-def _position(frame: FrameType) -> Position | None:
-    return _positions(frame)[-1]
 
 
 def _positions(frame: FrameType) -> list[Position | None]:

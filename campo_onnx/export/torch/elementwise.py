@@ -33,10 +33,6 @@ def _scaled(op_type: str, g: Graph, expected: Expected, a: Any, b: Any, *, alpha
     return elementwise(g, op_type, operand(g, a, expected.dtype), other)
 
 
-def _reversed_sub(g: Graph, expected: Expected, a: Any, b: Any, *, alpha: float = 1) -> Value:
-    return _scaled("Sub", g, expected, b, a, alpha=alpha)
-
-
 def _add(g: Graph, expected: Expected, a: Any, b: Any, *, alpha: float = 1) -> Value:
     if expected.dtype == _BOOL:
         return _binary("Or", g, expected, a, b)
@@ -78,10 +74,6 @@ def _has_other_sign(g: Graph, rest: Value, divisor: Value) -> Value:
     """Say where a remainder that has the sign of what was divided has not that of the divisor."""
     # Not of the product of both: where they are small that is zero.
     return rest * elementwise(g, "Sign", divisor) < 0
-
-
-def _floor_divide(g: Graph, expected: Expected, a: Any, b: Any) -> Value:
-    return _div_mode(g, expected, a, b, rounding_mode="floor")
 
 
 def _remainder(g: Graph, expected: Expected, a: Any, b: Any) -> Value:
@@ -166,20 +158,8 @@ def _to_copy(g: Graph, expected: Expected, x: Value, *_: Any, **__: Any) -> Valu
     return cast(g, x, expected.dtype)
 
 
-def _identity(g: Graph, expected: Expected, x: Value, *_: Any, **__: Any) -> Value:
-    return x
-
-
-def _filled(g: Graph, expected: Expected, like: Any, number: float, *_: Any, **__: Any) -> Value:
-    return full(g, expected.shape, number, expected.dtype)
-
-
 def _constant(number: float, g: Graph, expected: Expected, *_: Any, **__: Any) -> Value:
     return full(g, expected.shape, number, expected.dtype)
-
-
-def _fill(g: Graph, expected: Expected, x: Value, value: Any) -> Value:
-    return expand(g, operand(g, value, expected.dtype), expected.shape)
 
 
 _UNARY = {
@@ -215,7 +195,6 @@ TRANSLATIONS: Table = table(
     ),
     ((aten.add.Tensor, aten.add.Scalar), _add),
     ((aten.sub.Tensor, aten.sub.Scalar), partial(_scaled, "Sub")),
-    ((aten.rsub.Tensor, aten.rsub.Scalar), _reversed_sub),
     ((aten.mul.Tensor, aten.mul.Scalar), _mul),
     ((aten.div.Tensor, aten.div.Scalar), partial(_binary, "Div")),
     ((aten.div.Tensor_mode, aten.div.Scalar_mode), _div_mode),
@@ -234,7 +213,6 @@ TRANSLATIONS: Table = table(
     (aten.where.self, _where),
     ((aten.fmod.Tensor, aten.fmod.Scalar), _fmod),
     ((aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor), _remainder),
-    ((aten.floor_divide.default, aten.floor_divide.Scalar), _floor_divide),
     (aten.trunc.default, _trunc),
     (aten.rsqrt.default, _rsqrt),
     (aten.log1p.default, log1p),
@@ -242,14 +220,14 @@ TRANSLATIONS: Table = table(
     (aten.elu.default, _elu),
     (aten.gelu.default, lambda g, e, x, *, approximate="none": g.op("Gelu", x, approximate=approximate)),
     (aten.gelu_backward.default, _gelu_backward),
-    (aten.sigmoid_backward.default, lambda g, e, gradient, y: gradient * (y * (1 - y))),
-    (aten.tanh_backward.default, lambda g, e, gradient, y: gradient * (1 - y * y)),
     ((aten._to_copy.default, torch.ops.prims.convert_element_type.default), _to_copy),
-    ((aten.clone.default, aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default), _identity),
+    (
+        (aten.clone.default, aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default),
+        lambda g, e, x, **_: x,
+    ),
     (aten.copy.default, lambda g, e, x, source, *_: expand(g, cast(g, source, e.dtype), e.shape)),
-    ((aten.full_like.default, aten.full.default), _filled),
+    ((aten.full_like.default, aten.full.default), lambda g, e, _, number, **__: _constant(number, g, e)),
     ((aten.ones_like.default, aten.ones.default), partial(_constant, 1)),
     (_ZEROS, partial(_constant, 0)),
     (aten.scalar_tensor.default, lambda g, e, number, **_: full(g, (), number, e.dtype)),
-    ((aten.fill.Scalar, aten.fill.Tensor), _fill),
 )

@@ -22,12 +22,11 @@ class Range(NamedTuple):
 
 MOVES = frozenset(
     {
-        *(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default),
-        *(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.expand.default, aten.t.default),
-        *(aten.permute.default, aten.transpose.int, aten.slice.Tensor, aten.select.int, aten.flip.default),
+        *(aten.view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dims),
+        *(aten.expand.default, aten.permute.default, aten.slice.Tensor, aten.select.int, aten.flip.default),
         *(aten.clone.default, aten.alias.default, aten.detach.default, aten.repeat.default),
         *(aten.gather.default, aten.index_select.default, aten.index.Tensor, aten.lift_fresh_copy.default),
-        *(aten.unbind.int, aten.split.Tensor, aten.split_with_sizes.default),
+        aten.split_with_sizes.default,
     }
 )
 """Operations whose results hold elements of their first operand, and no others."""
@@ -114,10 +113,6 @@ def _copied(x: Any, **_: Any) -> Range | None:
     return range_of(x)
 
 
-def _filled(_shape: Any, number: Any, **_: Any) -> Range | None:
-    return range_of(number)
-
-
 def _always(number: int) -> Callable[..., Range]:
     return lambda *_, **__: Range(number, number)
 
@@ -130,10 +125,6 @@ def _joined(parts: Sequence[Any], *_: Any) -> Range | None:
             return None
         total = one if total is None else total.joined(one)
     return total
-
-
-def _where(_condition: Any, a: Any, b: Any) -> Range | None:
-    return _joined((a, b))
 
 
 def _computed(function: Callable[[int, int], int]) -> Callable[..., Range | None]:
@@ -155,10 +146,12 @@ _RULES: Mapping[Any, Callable[..., Range | None]] = {
     **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), _computed(operator.add)),
     **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), _computed(operator.sub)),
     **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), _computed(operator.mul)),
-    **dict.fromkeys((aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther), _where),
+    **dict.fromkeys(
+        (aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther), lambda _, *either: _joined(either)
+    ),
     **dict.fromkeys((aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default), _always(0)),
     **dict.fromkeys((aten.ones.default, aten.ones_like.default), _always(1)),
-    **dict.fromkeys((aten.full.default, aten.full_like.default), _filled),
+    **dict.fromkeys((aten.full.default, aten.full_like.default), lambda _, number, **__: range_of(number)),
     aten._to_copy.default: _copied,
     aten.arange.start_step: _arange,
     aten.cat.default: _joined,

@@ -81,14 +81,11 @@ def _leaves(index: torch.fx.Node, placeholders: Container[torch.fx.Node]) -> set
         value = node.meta.get("val")
         if len(walk.seen) > _MOST_STEPS or not isinstance(value, torch.Tensor) or value.dtype not in WHOLE:
             return None
-        if not (node in placeholders or node.op == "get_attr" or _is_followed(node)):
+        is_followed = node.target in MOVES or node.target in _ALSO_SEEN or is_bounded(node)
+        if not (node in placeholders or node.op == "get_attr" or is_followed):
             return None
         walk.add(node.all_input_nodes)
     return {node for node in walk.seen if node.op == "placeholder"}
-
-
-def _is_followed(node: torch.fx.Node) -> bool:
-    return node.target in MOVES or node.target in _ALSO_SEEN or is_bounded(node)
 
 
 def _trapped(

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from onnx import TensorProto
@@ -46,27 +47,14 @@ def _gather(g: Graph, expected: Expected, x: Value, dim: int, index: Value, **_:
     return g.op("GatherElements", crop(g, x, [0] * x.rank, ends), index, axis=dim % x.rank)
 
 
-def _scatter(g: Graph, expected: Expected, x: Value, dim: int, index: Value, source: Any) -> Value:
-    return _scattered(g, expected, x, dim, index, source, None)
-
-
-def _scatter_combined(
-    g: Graph, expected: Expected, x: Value, dim: int, index: Value, source: Any, *, reduce: str
-) -> Value:
-    return _scattered(g, expected, x, dim, index, source, _REDUCTIONS[reduce][0])
-
-
-def _scatter_add(g: Graph, expected: Expected, x: Value, dim: int, index: Value, source: Any) -> Value:
-    return _scattered(g, expected, x, dim, index, source, "add")
-
-
-def _scattered(
-    g: Graph, expected: Expected, x: Value, dim: int, index: Value, source: Any, reduction: str | None
+def _scatter(
+    g: Graph, expected: Expected, x: Value, dim: int, index: Value, source: Any, *, reduce: str = ""
 ) -> Value:
     updates = operand(g, source, x.dtype)
     if updates.rank == index.rank:  # torch lets the index be shorter
         updates = crop(g, updates, [0] * index.rank, index.shape)
     updates = expand(g, updates, index.shape)
+    reduction = _REDUCTIONS[reduce][0] if reduce else None
     return g.op("ScatterElements", x, index, updates, axis=dim % x.rank, reduction=reduction)
 
 
@@ -197,13 +185,7 @@ def _put_rows(
 def _index_add(
     g: Graph, expected: Expected, x: Value, dim: int, index: Value, source: Value, *, alpha: float = 1
 ) -> Value:
-    if alpha != 1:
-        source = source * alpha
-    return _put_along(g, x, dim, index, source, accumulate=True)
-
-
-def _index_copy(g: Graph, expected: Expected, x: Value, dim: int, index: Value, source: Value) -> Value:
-    return _put_along(g, x, dim, index, source, accumulate=False)
+    return _put_along(g, x, dim, index, source if alpha == 1 else source * alpha, accumulate=True)
 
 
 def _index_fill(g: Graph, expected: Expected, x: Value, dim: int, index: Value, value: Any) -> Value:
@@ -240,15 +222,14 @@ TRANSLATIONS: Table = table(
     (aten.embedding.default, lambda g, e, weight, indices, *_: g.op("Gather", weight, indices, axis=0)),
     (aten.embedding_dense_backward.default, _embedding_backward),
     (aten.gather.default, _gather),
-    ((aten.scatter.src, aten.scatter.value), _scatter),
-    (aten.scatter_add.default, _scatter_add),
+    ((aten.scatter.src, aten.scatter.value, aten.scatter.reduce, aten.scatter.value_reduce), _scatter),
+    (aten.scatter_add.default, partial(_scatter, reduce="add")),
     (aten.scatter_reduce.two, _scatter_reduce),
-    ((aten.scatter.reduce, aten.scatter.value_reduce), _scatter_combined),
     (aten.index_reduce.default, _index_reduce),
     (aten.index_select.default, lambda g, e, x, dim, index: g.op("Gather", x, index, axis=dim % x.rank)),
     (aten.put.default, _put),
     (aten.index_add.default, _index_add),
-    (aten.index_copy.default, _index_copy),
+    (aten.index_copy.default, lambda g, e, *operands: _put_along(g, *operands, accumulate=False)),
     ((aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), _index_fill),
     (aten.index.Tensor, _index),
     ((aten.index_put.default, aten._unsafe_index_put.default), _index_put),

@@ -13,13 +13,6 @@ from campo_onnx.export.torch.operands import aten, axes_of
 from campo_onnx.export.translation import Expected, Table, table
 
 
-def _swapped(g: Graph, expected: Expected, x: Value, dim0: int, dim1: int) -> Value:
-    perm = list(range(x.rank))
-    if perm:
-        perm[dim0], perm[dim1] = perm[dim1], perm[dim0]
-    return transpose(g, x, perm)
-
-
 def _cat(g: Graph, expected: Expected, parts: Sequence[Value], dim: int = 0) -> Value:
     parts = [cast(g, part, expected.dtype) for part in parts if part.shape != (0,)]
     return concat(g, parts, dim % parts[0].rank)
@@ -124,10 +117,8 @@ def _select_scatter(g: Graph, expected: Expected, x: Value, source: Value, dim: 
     return _slice_scatter(g, expected, x, row, dim, index, index + 1)
 
 
-def _split(g: Graph, expected: Expected, x: Value, sizes: int | Sequence[int], dim: int = 0) -> list[Value]:
+def _split(g: Graph, expected: Expected, x: Value, sizes: Sequence[int], dim: int = 0) -> list[Value]:
     dim %= x.rank
-    if isinstance(sizes, int):
-        sizes = [min(sizes, x.shape[dim] - first) for first in range(0, x.shape[dim], sizes)]
     ends = np.cumsum(sizes).tolist()
     return [sliced(g, x, dim, end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
@@ -166,17 +157,12 @@ def _triangle(upper: int, g: Graph, expected: Expected, x: Value, diagonal: int 
     return g.op("Trilu", x, g.constant(np.int64(diagonal)), upper=upper)
 
 
-_RESHAPES = (
-    *(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default),
-    *(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims),
-)
+_RESHAPES = (*(aten.view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dims),)
 
 TRANSLATIONS: Table = table(
     (_RESHAPES, lambda g, e, x, *_, **__: reshape(g, x, e.shape)),
     (aten.expand.default, lambda g, e, x, *_, **__: expand(g, x, e.shape)),
     (aten.permute.default, lambda g, e, x, dims: transpose(g, x, [d % x.rank for d in dims])),
-    (aten.transpose.int, _swapped),
-    (aten.t.default, lambda g, e, x: transpose(g, x, list(range(x.rank))[::-1])),
     (aten.cat.default, _cat),
     (aten.slice.Tensor, _slice),
     (aten.select.int, _select),
@@ -184,9 +170,7 @@ TRANSLATIONS: Table = table(
     (aten.select_backward.default, _select_backward),
     (aten.slice_scatter.default, _slice_scatter),
     (aten.select_scatter.default, _select_scatter),
-    (aten.split.Tensor, _split),
     (aten.split_with_sizes.default, _split),
-    (aten.unbind.int, lambda g, e, x, dim=0: [_select(g, e, x, dim, i) for i in range(x.shape[dim])]),
     (aten.constant_pad_nd.default, _constant_pad),
     (aten.repeat.default, _repeat),
     (aten.flip.default, _flip),

@@ -7,10 +7,6 @@ from campo_onnx.export.torch.operands import aten
 from campo_onnx.export.translation import Expected, Table, table
 
 
-def _mm(g: Graph, expected: Expected, a: Value, b: Value) -> Value:
-    return matmul(g, a, b)
-
-
 def _scaled_sum(g: Graph, bias: Value, product: Value, beta: float, alpha: float) -> Value:
     if alpha != 1:
         product = product * alpha
@@ -33,11 +29,10 @@ def _baddbmm(
     return _scaled_sum(g, bias, matmul(g, a, b), beta, alpha)
 
 
+_PRODUCTS = (aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default)
+
 TRANSLATIONS: Table = table(
-    (aten.mm.default, _mm),
-    (aten.bmm.default, _mm),
-    (aten.mv.default, _mm),
-    (aten.dot.default, _mm),
+    (_PRODUCTS, lambda g, e, a, b: matmul(g, a, b)),
     (aten.addmm.default, _addmm),
     (aten.baddbmm.default, _baddbmm),
 )

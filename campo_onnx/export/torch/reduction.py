@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,28 +22,17 @@ _BOOL = int(TensorProto.BOOL)
 _LONGEST_RUN = 512
 
 
-def _sum(g: Graph, expected: Expected, x: Value, dim: Dims = None, keepdim: bool = False, **_: Any) -> Value:
-    return reduce(g, "ReduceSum", cast(g, x, expected.dtype), axes_of(x, dim), keepdims=keepdim)
-
-
-def _mean(g: Graph, expected: Expected, x: Value, dim: Dims = None, keepdim: bool = False, **_: Any) -> Value:
-    return reduce(g, "ReduceMean", cast(g, x, expected.dtype), axes_of(x, dim), keepdims=keepdim)
-
-
-def _any(g: Graph, expected: Expected, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
-    counted = cast(g, cast(g, x, _BOOL), _INT32)
-    return cast(g, reduce(g, "ReduceMax", counted, axes_of(x, dim), keepdims=keepdim), _BOOL)
-
-
-def _all(g: Graph, expected: Expected, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
-    counted = cast(g, cast(g, x, _BOOL), _INT32)
-    return cast(g, reduce(g, "ReduceMin", counted, axes_of(x, dim), keepdims=keepdim), _BOOL)
-
-
-def _prod(
-    g: Graph, expected: Expected, x: Value, dim: int | None = None, keepdim: bool = False, **_: Any
+def _over(
+    op_type: str, g: Graph, expected: Expected, x: Value, dim: Dims = None, keepdim: bool = False, **_: Any
 ) -> Value:
-    return reduce(g, "ReduceProd", cast(g, x, expected.dtype), axes_of(x, dim), keepdims=keepdim)
+    return reduce(g, op_type, cast(g, x, expected.dtype), axes_of(x, dim), keepdims=keepdim)
+
+
+def _decided(
+    op_type: str, g: Graph, expected: Expected, x: Value, dim: Dims = None, keepdim: bool = False
+) -> Value:
+    counted = cast(g, cast(g, x, _BOOL), _INT32)
+    return cast(g, reduce(g, op_type, counted, axes_of(x, dim), keepdims=keepdim), _BOOL)
 
 
 def _cumprod(g: Graph, expected: Expected, x: Value, dim: int, **_: Any) -> Value:
@@ -109,12 +99,10 @@ def _cumsum(g: Graph, expected: Expected, x: Value, dim: int, **_: Any) -> Value
     return g.op("CumSum", cast(g, x, expected.dtype), reshape(g, axis, ()))
 
 
-def _softmax(g: Graph, expected: Expected, x: Value, dim: int, half_to_float: Any = False) -> Value:
-    return g.op("Softmax", operand(g, x, expected.dtype), axis=dim % x.rank)
-
-
-def _log_softmax(g: Graph, expected: Expected, x: Value, dim: int, half_to_float: Any = False) -> Value:
-    return g.op("LogSoftmax", operand(g, x, expected.dtype), axis=dim % x.rank)
+def _softmax(
+    op_type: str, g: Graph, expected: Expected, x: Value, dim: int, half_to_float: Any = False
+) -> Value:
+    return g.op(op_type, operand(g, x, expected.dtype), axis=dim % x.rank)
 
 
 def _safe_softmax(g: Graph, expected: Expected, x: Value, dim: int, dtype: Any = None) -> Value:
@@ -212,18 +200,18 @@ def _one_a_row(g: Graph, gradient: Value, dim: int) -> tuple[Value, Value] | Non
 
 
 TRANSLATIONS: Table = table(
-    ((aten.sum.default, aten.sum.dim_IntList), _sum),
-    ((aten.mean.default, aten.mean.dim), _mean),
-    ((aten.any.default, aten.any.dim, aten.any.dims), _any),
-    ((aten.all.default, aten.all.dim), _all),
-    ((aten.prod.default, aten.prod.dim_int), _prod),
+    ((aten.sum.default, aten.sum.dim_IntList), partial(_over, "ReduceSum")),
+    ((aten.mean.default, aten.mean.dim), partial(_over, "ReduceMean")),
+    ((aten.any.default, aten.any.dim, aten.any.dims), partial(_decided, "ReduceMax")),
+    ((aten.all.default, aten.all.dim), partial(_decided, "ReduceMin")),
+    ((aten.prod.default, aten.prod.dim_int), partial(_over, "ReduceProd")),
     (aten.cumprod.default, _cumprod),
     (aten.linalg_vector_norm.default, _vector_norm),
     (aten.var.correction, _var),
     (aten.var_mean.correction, _var_mean),
     (aten.cumsum.default, _cumsum),
-    (aten._softmax.default, _softmax),
-    (aten._log_softmax.default, _log_softmax),
+    (aten._softmax.default, partial(_softmax, "Softmax")),
+    (aten._log_softmax.default, partial(_softmax, "LogSoftmax")),
     (aten._safe_softmax.default, _safe_softmax),
     (aten._softmax_backward_data.default, _softmax_backward),
     (aten._log_softmax_backward_data.default, _log_softmax_backward),

@@ -29,27 +29,14 @@ def _topk(
 
 
 def _sort(
-    g: Graph, expected: Expected, x: Value, dim: int = -1, descending: bool = False
-) -> tuple[Value, ...]:  # fmt: skip
+    g: Graph, expected: Expected, x: Value, dim: int = -1, descending: bool = False, **_: Any
+) -> tuple[Value, ...]:
+    # Always stable: of equal elements TopK gives that of the lower index first, whichever the direction.
     if x.rank == 0:
         return x, full(g, (), 0, _INT64)
     dtype = _INT32 if x.dtype in _SMALL else x.dtype
     values, places = _topk(g, expected, cast(g, x, dtype), x.shape[dim], dim, largest=descending)
     return cast(g, values, x.dtype), places
-
-
-def _stable_sort(
-    g: Graph, expected: Expected, x: Value, *, stable: bool | None = None, dim: int = -1,
-    descending: bool = False,
-) -> tuple[Value, ...]:  # fmt: skip
-    # Of equal elements TopK gives that of the lower index first, whichever the direction.
-    return _sort(g, expected, x, dim, descending)
-
-
-def _bucketize(
-    g: Graph, expected: Expected, x: Any, boundaries: Value, *, out_int32: bool = False, right: bool = False
-) -> Value:
-    return _places(g, expected, boundaries, x, right)
 
 
 def _searchsorted(
@@ -85,8 +72,10 @@ def _places(g: Graph, expected: Expected, sequence: Value, x: Any, right: bool) 
 
 TRANSLATIONS: Table = table(
     (aten.topk.default, _topk),
-    (aten.sort.default, _sort),
-    (aten.sort.stable, _stable_sort),
-    ((aten.bucketize.Tensor, aten.bucketize.Scalar), _bucketize),
+    ((aten.sort.default, aten.sort.stable), _sort),
+    (
+        (aten.bucketize.Tensor, aten.bucketize.Scalar),
+        lambda g, e, x, boundaries, *, right=False, **_: _places(g, e, boundaries, x, right),
+    ),
     ((aten.searchsorted.Tensor, aten.searchsorted.Scalar), _searchsorted),
 )

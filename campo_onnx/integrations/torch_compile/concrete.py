@@ -70,7 +70,7 @@ def _note(places: dict[Any, tuple[int, int | None]], size: Any, place: tuple[int
 def _refuse_sizes_of_data(nodes: Iterable[torch.fx.Node]) -> None:
     """Refuse a graph in which the data of a tensor decides about the size of another."""
     for node in nodes:
-        values = [v for v in _flat(node.meta.get("val")) if isinstance(v, torch.Tensor | torch.SymInt)]
+        values = [v for v in listed(node.meta.get("val")) if isinstance(v, torch.Tensor | torch.SymInt)]
         if not has_free_unbacked_symbols(values):
             continue
         lines = re.findall(r'File "(.+)", line (\d+)', node.meta.get("stack_trace") or "")
@@ -87,14 +87,15 @@ def are_polynomials(gm: torch.fx.GraphModule) -> bool:
     expressions = {
         number.node.expr
         for node in gm.graph.nodes
-        for value in _flat(node.meta.get("val"))
+        for value in listed(node.meta.get("val"))
         for number in ((*value.shape, *value.stride()) if isinstance(value, torch.Tensor) else (value,))
         if isinstance(number, torch.SymInt | torch.SymFloat)
     }
     return all(e.is_polynomial(*e.free_symbols) for e in expressions)
 
 
-def _flat(meta: Any) -> Sequence[Any]:
+def listed(meta: Any) -> Sequence[Any]:
+    """Give one value, or several, as a sequence."""
     return meta if isinstance(meta, list | tuple) else (meta,)
 
 

@@ -47,11 +47,12 @@ def cut(
     what only moves elements may run in both halves. `tangents` are inputs that come with the backward pass;
     `input_bytes` says what keeping another input costs, which is 0 for a weight: it is there anyway.
     """
-    late = _behind(view, tangents)
-    early = _before(view, forward_outputs)
+    behind = view.downstream(tangents)
+    late = {node.name for node in view.nodes if not behind.isdisjoint(_reads(node))}
+    early = view.upstream(forward_outputs)
     if late & early:
         raise UnsupportedModelError("an output of the forward pass depends on the backward pass")
-    wanted = _before(view, backward_outputs)
+    wanted = view.upstream(backward_outputs)
     twice = {n.name for n in view.nodes if n.name in early and _may_run_twice(n.op)}
     free = wanted - late - early
     choices = [n.name for n in view.nodes if n.name in wanted and (n.name in free or n.name in twice)]
@@ -90,26 +91,12 @@ def _sizes(
     ]
 
 
-def _behind(view: GraphView, tensors: Collection[str]) -> set[str]:
-    reached = set(tensors)
-    nodes = set()
-    for node in view.nodes:
-        if any(t in reached for t in (*node.inputs, *node.captures)):
-            nodes.add(node.name)
-            reached.update(t for t in node.outputs if t)
-    return nodes
-
-
-def _before(view: GraphView, tensors: Collection[str]) -> set[str]:
-    return _needed(view, tensors, None)
-
-
-def _needed(view: GraphView, tensors: Collection[str], among: Collection[str] | None) -> set[str]:
+def _needed(view: GraphView, tensors: Collection[str], among: Collection[str]) -> set[str]:
     """Nodes that tensors are computed by, looked for no further than nodes `among`."""
     needed: set[str] = set()
     wanted = set(tensors)
     for node in reversed(view.nodes):
-        if (among is None or node.name in among) and any(t in wanted for t in node.outputs):
+        if node.name in among and not wanted.isdisjoint(node.outputs):
             needed.add(node.name)
             wanted.update(_reads(node))
     return needed

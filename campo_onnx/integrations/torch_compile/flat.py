@@ -5,7 +5,7 @@ Results that are not tensors, or an argument as it is, never reach ONNX; they ar
 
 import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from campo_onnx.export.torch.origin import Origin, mark
 from campo_onnx.export.torch.translate import TRANSLATIONS, translate
 from campo_onnx.integrations.torch_compile.autocast import LOW
 from campo_onnx.integrations.torch_compile.checks import CHECKS, Check, lift_checks
+from campo_onnx.integrations.torch_compile.concrete import listed
 from campo_onnx.integrations.torch_compile.index_checks import IndexGuard, guard_indices
 from campo_onnx.integrations.torch_compile.layout import Layout
 from campo_onnx.integrations.torch_compile.random_inputs import Draw, is_lifted, is_random, lift_random
@@ -152,15 +153,13 @@ class FlatGraph(Interface):
             value.type.tensor_type.elem_type = tensor.onnx_dtype
 
 
-def flatten(
-    gm: torch.fx.GraphModule, arguments: int, names: Mapping[int, str], *, drawn: bool = True
-) -> FlatGraph:
+def flatten(gm: torch.fx.GraphModule, arguments: int, names: Mapping[int, str]) -> FlatGraph:
     """Take a graph's interface apart.
 
     The graph is of static sizes, and changed. `names` are those of the inputs of the graph that torch.compile
     captured, by position.
     """
-    draws = lift_random(gm) if drawn else []
+    draws = lift_random(gm)
     graph = gm.graph
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     position = {n: _position(n, arguments) for n in placeholders}
@@ -195,8 +194,7 @@ def _device(graph: torch.fx.Graph) -> torch.device:
 
 def shapes_interface(node: torch.fx.Node) -> bool:
     """Whether an operation can matter to what :func:`flatten` finds out, besides its type."""
-    values = node.meta.get("val")
-    values = values if isinstance(values, list | tuple) else (values,)
+    values = listed(node.meta.get("val"))
     whole = any(not isinstance(v, torch.Tensor) or not v.is_floating_point() for v in values)
     return whole or is_random(node) or node.target in CHECKS or reads_index(node)
 
@@ -212,7 +210,7 @@ def _take_results_apart(
     output = graph.output_node()
     results: list[Result] = []
     computed: dict[torch.fx.Node, int] = {}
-    for value in _sequence(output.args[0]):
+    for value in listed(output.args[0]):
         if not isinstance(value, torch.fx.Node):
             results.append(Constant(value=value))
         elif value in position:
@@ -229,10 +227,6 @@ def _take_results_apart(
             stored.append(layout.add_stored(graph, node))
     output.args = (tuple(stored),)
     return results, outputs
-
-
-def _sequence(results: Any) -> Sequence[Any]:
-    return results if isinstance(results, list | tuple) else (results,)
 
 
 def _as_stored(graph: torch.fx.Graph, node: torch.fx.Node, name: str) -> Tensor:
@@ -285,18 +279,11 @@ def is_translatable(node: torch.fx.Node) -> bool:
 
 def _types(node: torch.fx.Node) -> list[Any]:
     """Types of a node's tensors; None for what is none, or is sparse."""
-    meta = node.meta.get("val")
-    tensors: Iterable[Any] = meta if isinstance(meta, list | tuple) else (meta,)
     return [
         t.dtype if isinstance(t, torch.Tensor) and t.layout is torch.strided else None
-        for t in tensors
+        for t in listed(node.meta.get("val"))
         if t is not None
     ]
-
-
-def _some(names: Sequence[str], most: int = 3) -> str:
-    more = f" and {len(names) - most} more operations" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def refuse_untranslatable(gm: torch.fx.GraphModule) -> None:
@@ -308,8 +295,9 @@ def refuse_untranslatable(gm: torch.fx.GraphModule) -> None:
         return
     low = sorted({str(t) for n in nodes for t in _types(n) if t in LOW})
     if low and all(n.target in TRANSLATIONS or n.target is operator.getitem for n in nodes):
+        more = f" and {len(targets) - 3} more operations" if targets[3:] else ""
         raise UnsupportedModelError(
-            f"{_some(targets)} compute in {', '.join(low)} already",
+            f"{', '.join(targets[:3])}{more} compute in {', '.join(low)} already",
             why="the module, or its own casts, have chosen the precision",
             remedy="Leave parameters in FP32: this backend plans the precision, under torch.autocast too.",
         )

@@ -103,7 +103,8 @@ def guard_indices(
     The graph is of static sizes; it is changed where it checks indices itself.
     """
     few: list[tuple[torch.fx.Node, IndexUse, frozenset[torch.fx.Node]]] = []
-    for index, use in dict.fromkeys((index, use) for _, index, use in index_uses(graph, _is_backward)):
+    uses = index_uses(graph, lambda node: node.meta.get("partitioner_tag") == "is_backward")
+    for index, use in dict.fromkeys((index, use) for _, index, use in uses):
         steps = _steps(index)
         if steps is None:
             place = place_of(index)
@@ -148,7 +149,3 @@ def _is_cheap(node: torch.fx.Node) -> bool:
     is_whole = node.meta["val"].dtype in WHOLE if isinstance(node.meta.get("val"), torch.Tensor) else False
     is_cheap = is_bounded(node) or node.target in MOVES or node.target is aten.cumsum.default
     return is_whole and (torch.Tag.pointwise in tags or is_cheap or range_of(node) is not None)
-
-
-def _is_backward(node: torch.fx.Node) -> bool:
-    return node.meta.get("partitioner_tag") == "is_backward"

@@ -57,16 +57,13 @@ class TrainingStep:
         self.slots = slots_of({n: planned.nbytes(n) for n in self.cut.kept}, own)
         self.buffer_bytes = total_bytes(self.slots)
 
-    def _is_tangent(self, name: str) -> bool:
-        return self._primals <= self._position[name] < self.flat.arguments
-
     def _cut(self, free: frozenset[int]) -> Cut:
         view = self.planned.imported.view
         return cut(
             view,
             forward_outputs=[t.name for t in self._written],
             backward_outputs=[t.name for t in self._computed],
-            tangents=[name for name in view.inputs if self._is_tangent(name)],
+            tangents=[n for n in view.inputs if self._primals <= self._position[n] < self.flat.arguments],
             input_bytes={
                 name: 0.0 if self._position[name] in free else self.planned.nbytes(name)
                 for name in view.inputs

@@ -103,14 +103,11 @@ def _points(ranges: Sequence[SizeRange], more: bool) -> list[Sizes]:
 def _first_other(one: onnx.ModelProto, other: onnx.ModelProto) -> str:
     for a, b in itertools.zip_longest(one.graph.node, other.graph.node):
         if a is None or b is None or (a.op_type, a.name) != (b.op_type, b.name):
-            return f"{'nothing' if b is None else repr(b.name)} takes the place of {_called(a)}"
+            before, after = ("nothing" if node is None else repr(node.name) for node in (a, b))
+            return f"{after} takes the place of {before}"
         if list(a.attribute) != list(b.attribute):
             return f"attributes of {a.name!r} depend on them"
     return "its nodes read other tensors"
-
-
-def _called(node: onnx.NodeProto | None) -> str:
-    return "nothing" if node is None else repr(node.name)
 
 
 def _differs(ranges: Mapping[str, SizeRange], first: Sizes, other: Sizes, why: str) -> UnsupportedModelError:

@@ -28,7 +28,7 @@ from campo_onnx.lowering.convolutions.patches import (
     Axis,
     Geometry,
     axes_of,
-    channels_first,
+    columns_swapped,
     flat_images,
     is_small,
     seen,
@@ -106,7 +106,7 @@ def _from_patches(
     columns = seen(g, x, [axis.of_input(turned=False) for axis in axes], pads_last=True)
     # The smaller of the two is turned as the other lies.
     if g.choice(lambda: columns.shape[0] < outputs):
-        columns = channels_first(g, columns, taps)
+        columns = columns_swapped(g, columns, taps)
         matrix = reshape(g, weight, (outputs, channels * taps))
     else:
         turned = transpose(g, reshape(g, weight, (outputs, channels, taps)), [0, 2, 1])
@@ -179,7 +179,8 @@ def _spread(g: Graph, gradient: Value, weight: Value, *, axes: list[Axis], shape
     rows = reshape(g, rows, (batch * (positions + 1), outputs))
     kernel = reshape(g, weight, (outputs, channels, taps))
     if g.choice(lambda: rows.shape[0] < outputs):
-        each = _taps_first(g, matmul(g, rows, reshape(g, kernel, (outputs, channels * taps))), taps)
+        each = matmul(g, rows, reshape(g, kernel, (outputs, channels * taps)))
+        each = columns_swapped(g, each, channels)
     else:
         turned = reshape(g, transpose(g, kernel, [0, 2, 1]), (outputs, taps * channels))
         each = matmul(g, rows, turned)
@@ -199,12 +200,6 @@ def _spread_selected(
     reaching = selection(axes).transpose(0, 2, 1)[None].astype(gradient.numpy_dtype)
     placed = g.op("MatMul", each, g.constant(reaching))
     return reshape(g, reduce(g, "ReduceSum", placed, [1], keepdims=False), shape)
-
-
-def _taps_first(g: Graph, rows: Value, taps: int) -> Value:
-    positions, width = rows.shape
-    apart = reshape(g, rows, (positions, width // taps, taps))
-    return reshape(g, transpose(g, apart, [0, 2, 1]), (positions, width))
 
 
 def _reaching(axes: list[Axis]) -> np.ndarray:

@@ -266,8 +266,11 @@ def selection(axes: Sequence[Axis]) -> NDArray[np.bool_]:
     return mask
 
 
-def channels_first(g: Graph, rows: Value, taps: int) -> Value:
-    """Turn (positions, taps and channels) into (positions, channels and taps), as weights lie."""
+def columns_swapped(g: Graph, rows: Value, outer: int) -> Value:
+    """Turn (positions, taps and channels) into (positions, channels and taps), as weights lie, or back.
+
+    `outer`: how many there are of what comes first: taps, or channels.
+    """
     positions, width = rows.shape
-    apart = reshape(g, rows, (positions, taps, width // taps))
+    apart = reshape(g, rows, (positions, outer, width // outer))
     return reshape(g, transpose(g, apart, [0, 2, 1]), (positions, width))

@@ -35,7 +35,7 @@ from campo_onnx.lowering.convolutions.patches import (
     Axis,
     Geometry,
     axes_of,
-    channels_first,
+    columns_swapped,
     flat_images,
     is_small,
     seen,
@@ -97,7 +97,7 @@ def _on_cpu(g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geometr
     # Not transposed inside the product, where that takes twice as long.
     rows = reshape(g, transpose(g, flat_images(g, gradient), [1, 0, 2]), (outputs, positions))
     if g.choice(lambda: positions < outputs):  # the smaller of the two is laid out as weights are
-        return reshape(g, matmul(g, rows, channels_first(g, columns, math.prod(taps))), shape)
+        return reshape(g, matmul(g, rows, columns_swapped(g, columns, math.prod(taps))), shape)
     apart = reshape(g, matmul(g, rows, columns), (outputs, *taps, channels))
     # The last node, since a Reshape that makes an output of the graph is a copy.
     return transpose(g, apart, [0, len(taps) + 1, *range(1, len(taps) + 1)])

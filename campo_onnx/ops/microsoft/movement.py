@@ -36,10 +36,6 @@ def _split_types(signature: Signature) -> list[TensorType]:
     return [TensorType(data.dtype, (*data.shape[:axis], size, *data.shape[axis + 1 :])) for size in sizes]
 
 
-def _broadcast_gradient_types(_: Signature) -> list[TensorType]:
-    return [TensorType(_INT64)] * 2
-
-
 SPECS = (
     *_moves(
         "ConcatTraining",
@@ -77,7 +73,11 @@ SPECS = (
     *_moves("ResizeGrad", shapes=Like((1,))),
     *specs(MICROSOFT, "Range", Family.SOURCE),
     *specs(
-        MICROSOFT, "BroadcastGradientArgs", Family.SHAPE, work=WorkKind.NONE, shapes=_broadcast_gradient_types
+        MICROSOFT,
+        "BroadcastGradientArgs",
+        Family.SHAPE,
+        work=WorkKind.NONE,
+        shapes=lambda _: [TensorType(_INT64)] * 2,
     ),
     *specs(MICROSOFT, "Unique", Family.SHAPE),
 )

@@ -22,10 +22,6 @@ def _batch_normalization_ports(signature: Signature, _: Precision) -> Ports:
     return Ports(low_inputs=fp32_inputs, low_outputs=fp32_outputs)
 
 
-def _batch_normalization_passes(signature: Signature) -> int:
-    return 2 if _trains(signature) else 1  # it reduces over the batch before it normalizes
-
-
 def layer_normalization_types(signature: Signature) -> list[TensorType]:
     """``LayerNormalization`` before opset 17, when it was ONNX Runtime's own."""
     x = signature.input(0).type
@@ -68,7 +64,8 @@ SPECS = (
         "",
         "BatchNormalization",
         _NORM,
-        work=Stream(5, passes=_batch_normalization_passes, rows=_channels),
+        # In training it reduces over the batch before it normalizes.
+        work=Stream(5, passes=lambda signature: 2 if _trains(signature) else 1, rows=_channels),
         ports=_batch_normalization_ports,
         asks=((4, Ask.POSITIVE),),
     ),

@@ -92,7 +92,7 @@ def alignment_of(
     return Alignment(
         inputs=MappingProxyType({i: end for i, end in enumerate(ends[:-1]) if any(end)}),
         output=ends[-1] if lengthened else None,
-        zero_filled=_has_no_bias(node) or lengthened <= set(parts[2]),
+        zero_filled=not any(node.inputs[2:3]) or lengthened <= set(parts[2]),
     )
 
 
@@ -115,7 +115,3 @@ def open_axes(imported: Imported, dims: Mapping[str, int]) -> frozenset[Axis]:
             if name not in fixed and not (is_declared and dims_declared[position].dim_value == size):
                 axes.add(Axis(name, position))
     return frozenset(axes)
-
-
-def _has_no_bias(node: OpNode) -> bool:
-    return len(node.inputs) < 3 or not node.inputs[2]

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.ops.key import op_keys
@@ -35,14 +34,17 @@ _SELECTS = op_keys("Mul Where")
 _MOST = 1e30
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Accumulated:
-    """Sums in the forward pass."""
+    """Sums in the forward pass: how many values are added up in each element."""
 
-    # How many values of size 1 a tensor's elements hold, by name; those of one value are left out.
-    terms: Mapping[str, float]
-    of_one_sign: frozenset[str]  # tensors whose terms cannot cancel
-    running: frozenset[str]  # running sums: of CumSum, of loops
+    def __init__(self, values: GraphValues) -> None:
+        # How many values of size 1 a tensor's elements hold, by name; those of one value are left out.
+        self.terms: dict[str, float] = dict(values.loops)
+        self.of_one_sign: set[str] = set()  # tensors whose terms cannot cancel
+        self.running = set(values.loops)  # running sums: of CumSum, of loops
+        self._values, self._view = values, values.view
+        for node in values.forward_nodes:
+            self._add(node)
 
     def is_long(self, tensor: str) -> bool:
         """Whether a sum of so many values may overflow FP16."""
@@ -51,27 +53,7 @@ class Accumulated:
             return terms >= _LONG_RUN
         return terms >= (_LONG_SUM_OF_ONE_SIGN if tensor in self.of_one_sign else _LONG_SUM)
 
-
-def accumulated(values: GraphValues) -> Accumulated:
-    """Count the values that are added up in each element in the forward pass."""
-    search = _Terms(values)
-    for node in values.forward_nodes:
-        search.add(node)
-    return Accumulated(
-        terms=search.terms, of_one_sign=frozenset(search.of_one_sign), running=frozenset(search.running)
-    )
-
-
-class _Terms:
-    """One run of :func:`accumulated`."""
-
-    def __init__(self, values: GraphValues) -> None:
-        self.terms: dict[str, float] = dict(values.loops)
-        self.of_one_sign: set[str] = set()
-        self.running = set(values.loops)
-        self._values, self._view = values, values.view
-
-    def add(self, node: OpNode) -> None:
+    def _add(self, node: OpNode) -> None:
         output = next((t for t in node.outputs if t), "")
         if not self._view.is_float32(output):
             return

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from onnx import TensorProto
 
 from campo_onnx.ir.view import OpNode
-from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.registry import current
 from campo_onnx.ops.spec import Family, OpSpec
 from campo_onnx.ops.values.need import NOTHING, Need, Needs
@@ -72,7 +71,7 @@ class _Backward:
             is_kept = (
                 spec.family not in _OF_THEIR_OWN or one.need.is_place or self._passed(node, spec, tensor, one)
             )
-            if is_kept and self._is_low_output(node, tensor, ports):
+            if is_kept and any(node.outputs[i] == tensor for i in ports.low_outputs):
                 self._keep(node, tensor, one)
         for position, one in self._needs_of_inputs(node, spec, requests, more):
             tensor = node.inputs[position] if position < len(node.inputs) else ""
@@ -118,9 +117,6 @@ class _Backward:
             return
         rest = [one for one in earlier if not new.need.is_within(one.need)]
         self._asked[tensor] = (new, *rest)[:_MOST_NEEDS]
-
-    def _is_low_output(self, node: OpNode, tensor: str, ports: Ports) -> bool:
-        return any(node.outputs[i] == tensor for i in ports.low_outputs)
 
     def _keep(self, node: OpNode, tensor: str, one: _Request) -> None:
         if node.name in self.verdicts:

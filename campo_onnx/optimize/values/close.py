@@ -23,7 +23,7 @@ from campo_onnx.optimize.values.sum_ops import (
     SCALES,
     SUMS_OF_FEW,
     SUMS_OF_SQUARES,
-    adds_products,
+    is_sum,
     summed_input,
 )
 
@@ -126,14 +126,14 @@ class _Close:
             if self._is_statistic(node, varying):
                 self._statistics.update(t for t in node.outputs if t)
                 self._of_terms[node.outputs[0]] = self._signs_of(node, varying)
-        is_sum = summed_input(node, view) is not None
         if node.name in self._forward and varying:
             is_residual = len(varying) > 1 and self._signs.is_difference(node) and (is_of_statistics or meets)
             if is_residual or (node.op in SCALED and not self._residuals.isdisjoint(varying)):
                 self._residuals.add(node.outputs[0])
-            elif (is_sum or adds_products(node, values)) and not self._residuals.isdisjoint(varying):
+            elif is_sum(node, values) and not self._residuals.isdisjoint(varying):
                 need = need if self._has_one_sign(node) else EXACT
-        if varying and self._of_data.issuperset(varying) and (is_sum or self._functions.are_placed(node)):
+        is_followed = summed_input(node, view) is not None or self._functions.are_placed(node)
+        if varying and self._of_data.issuperset(varying) and is_followed:
             self._of_data.update(filter(view.is_float32, node.outputs))
         return need
 
@@ -187,10 +187,8 @@ class _Close:
         return offset > _ROUNDINGS
 
     def _is_statistic(self, node: OpNode, varying: list[str]) -> bool:
-        if node.op in _STATISTICS or summed_input(node, self._view) is not None:
-            return True
         is_function = node.op in _OF_STATISTICS and self._statistics.issuperset(varying)
-        return is_function or adds_products(node, self._values)
+        return is_function or node.op in _STATISTICS or is_sum(node, self._values)
 
     def _is_of_statistics(self, node: OpNode, varying: list[str]) -> bool:
         if node.op not in SUMS_OF_FEW or self._statistics.isdisjoint(varying):

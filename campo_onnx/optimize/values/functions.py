@@ -18,8 +18,7 @@ from campo_onnx.optimize.values.sum_ops import (
     SCALES,
     SUMS_OF_FEW,
     SUMS_OF_SQUARES,
-    adds_products,
-    summed_input,
+    is_sum,
 )
 
 _ONE = MOVES | PARTS | op_keys("Neg")
@@ -124,19 +123,16 @@ class Functions:
 
     def meet(self, node: OpNode) -> bool:
         """Follow a node; say whether it takes a function of some values from another of the same."""
-        view = self._view
         varying = [t for t in node.inputs if self._is_number(t) and not self._values.is_constant(t)]
         outputs = [t for t in node.outputs if self._is_number(t)]
         if not varying or not outputs:
             return False
         self._follow_parts(node, varying, outputs)
-        is_sum = (
-            node.op in _REDUCES or summed_input(node, view) is not None or adds_products(node, self._values)
-        )
-        if not is_sum and not self.are_placed(node):
+        reduces = node.op in _REDUCES or is_sum(node, self._values)
+        if not reduces and not self.are_placed(node):
             return False
         is_of_sums = self._summed.issuperset(varying)
-        if is_sum or (is_of_sums and not self._is_larger(outputs[0], varying)):
+        if reduces or (is_of_sums and not self._is_larger(outputs[0], varying)):
             self._summed.update(outputs)
         elif not is_of_sums and not self._summed.isdisjoint(varying) and node.op not in SCALES:
             return False  # a mean is no projection
@@ -154,7 +150,7 @@ class Functions:
         is_ratio = node.op.label == "Div" and len(varying) == 2 and self._are_alike(*sources)
         if is_ratio or (node.op in _KEEPING_BITS and not self._ratios.isdisjoint(varying)):
             self._ratios.update(outputs)
-        self._follow_units(node, varying, is_ratio=is_ratio, is_sum=is_sum)
+        self._follow_units(node, varying, is_ratio=is_ratio, reduces=reduces)
         if is_bent or node.op not in _LINEAR:
             self._bent.update(outputs)
         is_power = node.op in _LINEAR or node.op.label == "Pow"
@@ -165,12 +161,12 @@ class Functions:
             self._differences.update(outputs)
         return meets
 
-    def _follow_units(self, node: OpNode, varying: Sequence[str], *, is_ratio: bool, is_sum: bool) -> None:
+    def _follow_units(self, node: OpNode, varying: Sequence[str], *, is_ratio: bool, reduces: bool) -> None:
         output = node.outputs[0]
         are_units = len({*varying}) == 2 and self._units.issuperset(varying)
         if is_ratio and self._summed.issuperset(varying):
             self._cosines.add(output)  # (x * y) / (|x| * |y|)
-        elif is_sum and (are_units or not self._pairs.isdisjoint(varying)):
+        elif reduces and (are_units or not self._pairs.isdisjoint(varying)):
             self._cosines.add(output)  # (x / |x|) * (y / |y|)
         elif is_ratio and varying[1] in self._summed:
             self._units.add(output)

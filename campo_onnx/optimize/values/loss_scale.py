@@ -105,7 +105,11 @@ def _scalars_of_inputs(view: GraphView) -> Labels:
     scalars = Labels({t: t for t in view.inputs if view.is_float32(t) and view.tensors[t].elements == 1})
     for node in view.nodes:
         source = scalars.first(node.inputs)
-        if not source or not _makes_one_element(node, view) or not _is_float(node, view):
+        if (
+            not source
+            or not _makes_one_element(node, view)
+            or not any(map(view.is_float32, node.outputs[:1]))
+        ):
             continue
         if all(t in scalars or view.is_constant(t) for t in node.inputs if t):
             scalars.mark(node.outputs, source)
@@ -163,7 +167,7 @@ def _constant_scale(
         t: scalars[t] for n in view.nodes if n.name not in divided for t in n.inputs if t in scalars
     }
     factors = set(divided.values())
-    scale = next((t for t, value in multiplied.items() if any(_same(value, f) for f in factors)), None)
+    scale = next((t for t, v in multiplied.items() if any(abs(v - f) <= 1e-3 * f for f in factors)), None)
     reached = {t for name in divided for t in view.node[name].outputs if t}
     nodes = set(divided)
     for node in view.nodes:
@@ -193,11 +197,3 @@ def _leaving(view: GraphView, update: frozenset[str]) -> frozenset[str]:
         if all(name in leaving or name in update for name in uses):
             leaving.add(node.name)
     return frozenset(leaving)
-
-
-def _same(a: float, b: float) -> bool:
-    return abs(a - b) <= 1e-3 * b
-
-
-def _is_float(node: OpNode, view: GraphView) -> bool:
-    return bool(node.outputs) and view.is_float32(node.outputs[0])

@@ -64,16 +64,10 @@ def _stays(node: OpNode, origin: Mapping[str, str], view: GraphView) -> bool:
     """Whether a node chooses between an input and constants, shifts it by one, or makes it no larger."""
     if node.op in _CHOOSES:
         return all(view.is_constant(t) for t in node.inputs if t not in origin and view.is_float32(t))
-    return _shrinks(node, origin, view)
-
-
-def _shrinks(node: OpNode, origin: Mapping[str, str], view: GraphView) -> bool:
-    """Whether a node multiplies by a constant of at most 1, which says nothing of what it multiplies."""
-    if node.op not in SCALES:
-        return False
     factors = [view.scalar(t) for t in node.inputs if t not in origin]
-    if len(factors) != 1 or factors[0] is None:
+    if node.op not in SCALES or len(factors) != 1 or factors[0] is None:
         return False
+    # A factor of at most 1 says nothing of what it multiplies.
     if node.op.label == "Div":
         return node.inputs[0] in origin and abs(factors[0]) >= 1.0
     return abs(factors[0]) <= 1.0

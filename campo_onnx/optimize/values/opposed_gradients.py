@@ -18,8 +18,7 @@ from campo_onnx.optimize.values.sum_ops import (
     SCALES,
     SUMS_OF_FEW,
     SUMS_OF_SQUARES,
-    adds_products,
-    summed_input,
+    is_sum,
 )
 
 _FACTORS = dict.fromkeys(op_keys("com.microsoft:GatedAdd"), (1, 2))  # x + y * gate
@@ -66,7 +65,7 @@ class OpposedGradients:
     def add_forward(self, node: OpNode) -> None:
         """Follow what is computed of the forward pass element by element, and its sums."""
         is_elementwise = self._specs.spec(node.op).family is Family.ELEMENTWISE
-        if is_elementwise or node.op in _LINEAR | _NORMS or self._is_sum(node):
+        if is_elementwise or node.op in _LINEAR | _NORMS or is_sum(node, self._values):
             self._add_sources(node, [t for t in node.inputs if t])
 
     def opposed(self) -> Iterator[OpNode]:
@@ -77,7 +76,7 @@ class OpposedGradients:
 
     def _cancels(self, node: OpNode) -> bool:
         parts = [self._part(node, i, t) for i, t in enumerate(node.inputs) if self._is_number(t)]
-        is_followed = node.op in _LINEAR | CONTRACTIONS or self._is_sum(node)
+        is_followed = node.op in _LINEAR | CONTRACTIONS or is_sum(node, self._values)
         union = _NONE.union(*parts) if is_followed else _NONE
         met = union if node.op in _MERGES else _NONE
         opposed = {a for a in met for b in met if self._are_opposed(a, b)}
@@ -94,7 +93,7 @@ class OpposedGradients:
         uses = self._view.consumers[tensor]
         multiples = set(self._multiples.get(tensor, ()))
         signs = {_turns(self._view.node[use.node], use.position) for use in uses}
-        if len(signs) > 1 and self._is_gradient(tensor):
+        if len(signs) > 1 and not self._values.is_constant(tensor) and not self._is_function(tensor):
             multiples.add(_Multiple(tensor, 1, frozenset()))
         # Without a loss scale the first gradient is a number, which has been folded into something.
         if self._values.scaling.scale is None and not multiples and self._is_function(tensor):
@@ -119,9 +118,6 @@ class OpposedGradients:
         sources = self._of(tensor)
         return bool(sources) and all(map(self._is_of_forward, sources))
 
-    def _is_gradient(self, tensor: str) -> bool:
-        return not self._values.is_constant(tensor) and not self._is_function(tensor)
-
     def _is_of_forward(self, tensor: str) -> bool:
         producer, scaling = self._view.producer.get(tensor), self._values.scaling
         return tensor != scaling.scale if producer is None else producer.name in scaling.forward
@@ -143,9 +139,6 @@ class OpposedGradients:
 
     def _is_number(self, tensor: str) -> bool:
         return bool(tensor) and self._view.tensors[tensor].dtype in _NUMBERS
-
-    def _is_sum(self, node: OpNode) -> bool:
-        return summed_input(node, self._view) is not None or adds_products(node, self._values)
 
 
 def _turns(node: OpNode, position: int) -> bool:

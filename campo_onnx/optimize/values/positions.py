@@ -72,17 +72,13 @@ def exact_integers(values: GraphValues) -> frozenset[str]:
         if (
             is_difference
             or node.op in _NEED_EXACT
-            or _is_to_integer(node, view)
+            or (node.op.label == "Cast" and view.tensors[node.outputs[0]].dtype not in _FLOATS)
             or not needed.isdisjoint(node.outputs)
         ):
             needed.update(counts)
             if is_difference:
                 needed.update(filter(None, node.outputs))
     return frozenset(needed)
-
-
-def _is_to_integer(node: OpNode, view: GraphView) -> bool:
-    return node.op.label == "Cast" and view.tensors[node.outputs[0]].dtype not in _FLOATS
 
 
 def raw_inputs(values: GraphValues) -> frozenset[str]:

@@ -250,14 +250,12 @@ def _axes(node: OpNode, view: GraphView) -> list[int]:
 def _is_reduction(op_type: str, tensor: str, of: str, view: GraphView) -> bool:
     """Whether `tensor` is a reduction of `of`, looking through views."""
     producer = view.producer.get(tensor)
-    while producer is not None and (producer.op in MOVES or _is_floor(producer)):
+    while producer is not None and (
+        producer.op in MOVES or (producer.op.label == "Max" and len(producer.inputs) == 2)
+    ):
         tensor = _through(producer, view)
         producer = view.producer.get(tensor)
     return producer is not None and producer.op.label == op_type and producer.inputs[0] == of
-
-
-def _is_floor(node: OpNode) -> bool:
-    return node.op.label == "Max" and len(node.inputs) == 2
 
 
 def _through(node: OpNode, view: GraphView) -> str:

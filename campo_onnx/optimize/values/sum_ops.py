@@ -95,6 +95,11 @@ def adds_products(node: OpNode, values: GraphValues) -> bool:
     return adds_up(node, values) or is_row_by_row(node, values.view)
 
 
+def is_sum(node: OpNode, values: GraphValues) -> bool:
+    """Whether a node sums over many values, or stands for such a sum."""
+    return summed_input(node, values.view) is not None or adds_products(node, values)
+
+
 def summed_input(node: OpNode, view: GraphView) -> str | None:
     """The tensor that a node sums over many values; None where it is not such a sum."""
     if node.op in _SCATTERS:

@@ -34,10 +34,7 @@ def squares_summed(values: GraphValues) -> Mapping[str, str]:
     what it is. Squares that the low precision is proved to hold do not count. The root of a sum over more
     than a few values may overflow itself: what reads it is FP32 too.
     """
-    search = _Squares(values)
-    for node in values.view.nodes:
-        search.add(node)
-    return search.nodes
+    return _Squares(values).nodes
 
 
 class _Squares:
@@ -51,8 +48,10 @@ class _Squares:
         self._squares: set[str] = set()
         self._long_sums: set[str] = set()
         self._norms: set[str] = set()
+        for node in self._view.nodes:
+            self._add(node)
 
-    def add(self, node: OpNode) -> None:
+    def _add(self, node: OpNode) -> None:
         outputs = [t for t in node.outputs if t]
         source = squared(node, self._view)
         if source is not None and not self._holds_squares(source):

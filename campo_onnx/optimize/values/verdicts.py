@@ -7,7 +7,7 @@ from campo_onnx.ir.importer import Imported
 from campo_onnx.ops.ports import NO_FP32, Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.plan.reason import Reason, Verdict
-from campo_onnx.optimize.values.accumulated import accumulated, long_sums
+from campo_onnx.optimize.values.accumulated import Accumulated, long_sums
 from campo_onnx.optimize.values.accuracy import needed_exactly
 from campo_onnx.optimize.values.close import close_differences
 from campo_onnx.optimize.values.differences import cancelling_squares
@@ -63,7 +63,7 @@ def _products(values: GraphValues) -> Verdicts:
 
 
 def _long_and_exact(values: GraphValues) -> Verdicts:
-    sums, low = accumulated(values), values.low.value
+    sums, low = Accumulated(values), values.low.value
     for name, terms in long_sums(values, sums).items() if values.is_narrow else ():
         yield name, Reason.LONG_SUM.of(terms=terms, low=low)
     yield from needed_exactly(values, {**values.needs, **close_differences(values, sums)}).items()

@@ -166,7 +166,7 @@ def disagreement(joined: Joined, alone_us: Mapping[str, float]) -> str:
             f"kernels add up to {joined.accounted:.0%} of the time in which the GPU was busy, "
             f"and {ACCOUNTED:.0%} is the most they may differ"
         )
-    if restless := _restless(joined):
+    if restless := sum(len(set(steps)) > 1 for steps in joined.kernels.values()):
         return f"{restless} nodes launched other kernels from step to step"
     traced_us = {name: median(times) for name, times in joined.nodes_us.items()}
     for name, alone in alone_us.items():
@@ -232,11 +232,6 @@ def _busy_us(kernels: Iterable[Kernel]) -> float:
         busy_ns += max(0, kernel.end_ns - max(kernel.start_ns, until_ns))
         until_ns = max(until_ns, kernel.end_ns)
     return busy_ns / 1000
-
-
-def _restless(joined: Joined) -> int:
-    """Nodes that do not launch the same kernels in every step."""
-    return sum(len(set(steps)) > 1 for steps in joined.kernels.values())
 
 
 def _counted(names: Sequence[str]) -> str:

@@ -33,7 +33,7 @@ def machine(provider: str, threads: int = 0) -> Machine:
         provider=provider,
         device=gpu.name,
         driver=gpu.driver,
-        cuda=_cuda_version(),
+        cuda=str(getattr(onnxruntime(), "cuda_version", "") or "unknown"),
         ort=onnxruntime().__version__,
         tf32=gpu.compute_capability >= _AMPERE and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0",
         threads=0,
@@ -89,7 +89,3 @@ def _probe() -> bytes:
     graph = helper.make_graph(nodes, "probe", [x], [y], [weight])
     opset = [helper.make_opsetid("", 20)]
     return bytes(helper.make_model(graph, opset_imports=opset, ir_version=10).SerializeToString())
-
-
-def _cuda_version() -> str:
-    return str(getattr(onnxruntime(), "cuda_version", "") or "unknown")
