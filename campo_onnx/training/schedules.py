@@ -20,9 +20,8 @@ def cosine(peak: float, total: int, *, warmup: int = 0, floor: float = 0.0) -> S
     >>> [round(rate(count), 3) for count in range(9)]
     [0.25, 0.5, 0.75, 1.0, 1.0, 0.854, 0.5, 0.146, 0.0]
     """
-    _check(peak, total, warmup, floor)
     return _warmed(
-        peak, total, warmup, lambda share: floor + (peak - floor) * (1 + math.cos(math.pi * share)) / 2
+        peak, total, warmup, floor, lambda share: floor + (peak - floor) * (1 + math.cos(math.pi * share)) / 2
     )
 
 
@@ -33,8 +32,7 @@ def linear(peak: float, total: int, *, warmup: int = 0, floor: float = 0.0) -> S
     >>> [rate(count) for count in range(8)]
     [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
     """
-    _check(peak, total, warmup, floor)
-    return _warmed(peak, total, warmup, lambda share: peak + (floor - peak) * share)
+    return _warmed(peak, total, warmup, floor, lambda share: peak + (floor - peak) * share)
 
 
 def stepped(first: float, milestones: Sequence[int], factor: float = 0.1) -> Schedule:
@@ -50,16 +48,7 @@ def stepped(first: float, milestones: Sequence[int], factor: float = 0.1) -> Sch
     return lambda count: first * factor ** sum(count >= mark for mark in marks)
 
 
-def _warmed(peak: float, total: int, warmup: int, fall: Callable[[float], float]) -> Schedule:
-    def value(count: int) -> float:
-        if count < warmup:
-            return peak * (count + 1) / warmup
-        return fall(min(1.0, (count - warmup) / (total - warmup)))
-
-    return value
-
-
-def _check(peak: float, total: int, warmup: int, floor: float) -> None:
+def _warmed(peak: float, total: int, warmup: int, floor: float, fall: Callable[[float], float]) -> Schedule:
     if not 0 <= warmup < total:
         raise UsageError(
             f"a schedule of {total} updates with a warm-up of {warmup}",
@@ -70,3 +59,10 @@ def _check(peak: float, total: int, warmup: int, floor: float) -> None:
             f"a schedule from {peak:g} to {floor:g}",
             remedy="Give 0 or more, finite, the peak above the floor.",
         )
+
+    def value(count: int) -> float:
+        if count < warmup:
+            return peak * (count + 1) / warmup
+        return fall(min(1.0, (count - warmup) / (total - warmup)))
+
+    return value

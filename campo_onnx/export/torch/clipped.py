@@ -47,9 +47,7 @@ def _hardswish_backward(g: Graph, expected: Expected, gradient: Value, x: Value)
 
 
 TRANSLATIONS: Table = table(
-    (aten.clamp.default, _clamp),
-    (aten.clamp.Tensor, _clamp),
-    (aten.clamp_min.default, _clamp),
+    ((aten.clamp.default, aten.clamp.Tensor), _clamp),
     (aten.hardtanh.default, lambda g, e, x, low=-1, high=1: _clamp(g, e, x, low, high)),
     (aten.hardtanh_backward.default, _hardtanh_backward),
     (aten.hardsigmoid.default, _hardsigmoid),

@@ -60,8 +60,6 @@ def _nll_loss_backward(
 
 
 TRANSLATIONS: Table = table(
-    (aten.nll_loss_forward.default, _nll_loss),
-    (aten.nll_loss_backward.default, _nll_loss_backward),
-    (aten.nll_loss2d_forward.default, _nll_loss),
-    (aten.nll_loss2d_backward.default, _nll_loss_backward),
+    ((aten.nll_loss_forward.default, aten.nll_loss2d_forward.default), _nll_loss),
+    ((aten.nll_loss_backward.default, aten.nll_loss2d_backward.default), _nll_loss_backward),
 )

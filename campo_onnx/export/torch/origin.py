@@ -12,6 +12,8 @@ import torch
 import torch.fx.traceback as fx_traceback
 from torch.utils._pytree import tree_leaves
 
+from campo_onnx.ir.walk import Walk
+
 _META = "custom"  # the tracer copies this entry of the current metadata to the nodes it makes
 _KEY = "campo_onnx.origin"
 
@@ -71,14 +73,13 @@ def recorded_origins(module: torch.nn.Module) -> Iterator[Callable[[Any, str], N
     claimed: set[Any] = set()
 
     def claim(outputs: Any, scope: str) -> None:
-        pending = [leaf.grad_fn for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
-        while pending:
-            node = pending.pop()
+        walk = Walk(leaf.grad_fn for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor))
+        for node in walk:
             if node is None or node in claimed or node.name().endswith("AccumulateGrad"):
                 continue
             claimed.add(node)
             node.register_prehook(lambda *_: set_origin(scope, is_gradient=True))
-            pending.extend(before for before, _ in node.next_functions)
+            walk.add(before for before, _ in node.next_functions)
 
     def enter(scope: str) -> Callable[..., None]:
         def hook(*_: Any) -> None:

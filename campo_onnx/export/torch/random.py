@@ -50,17 +50,12 @@ def _drawn(
     return reshape(g, g.op(op_type, shape=shape, dtype=expected.dtype, **bounds), expected.shape)
 
 
-_rand, _randn = partial(_drawn, "RandomUniform"), partial(_drawn, "RandomNormal")
-
-
 RANDOM: Table = table(
     (aten.native_dropout.default, _dropout),
     (aten.bernoulli.p, _bernoulli),
     (aten.exponential.default, _exponential),
-    (aten.rand.default, _rand),
-    (aten.rand_like.default, _rand),
-    (aten.randn.default, _randn),
-    (aten.randn_like.default, _randn),
+    ((aten.rand.default, aten.rand_like.default), partial(_drawn, "RandomUniform")),
+    ((aten.randn.default, aten.randn_like.default), partial(_drawn, "RandomNormal")),
 )
 """Operations that draw random numbers: one that runs again for the gradient would draw others."""
 
