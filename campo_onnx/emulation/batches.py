@@ -1,7 +1,7 @@
 """Batches to try a step on where the user names none: ordinary data, and rows that real data has at times.
 
 Integers stay within their tables, masks are 0 or 1, and what the user declares holds in every batch. Weights
-are small throughout: what a network makes of large ones says nothing.
+are those of a layer before training, throughout.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from campo_onnx.emulation.initial_weights import initial_weights, is_weight, moved
 from campo_onnx.emulation.scale_search import LOSS_SCALE
 from campo_onnx.ir.view import GraphView
-from campo_onnx.ir.walk import Walk
 from campo_onnx.optimize.safety import earlier_versions
 from campo_onnx.optimize.values.loss_scale import gradient_outputs, loss_scaling
 from campo_onnx.optimize.values.ranges import DeclaredRange
@@ -28,8 +28,6 @@ _NEAR = (0.0, 1e-5, -1e-5, 2.0**-12, -(2.0**-12), 2.0**-9, -(2.0**-9), 0.03, -0.
 _LARGEST_CONSTANT = 1e4
 _APART = 0.01
 _THRESHOLDS = frozenset({"Clip", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min"})
-
-_MOVES = frozenset({"Cast", "Expand", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
 
 
 class Batch(NamedTuple):
@@ -69,6 +67,8 @@ def draw_batches(
     if scale in base and scale not in within:
         base[scale] = np.full_like(base[scale], LOSS_SCALE)
     data = _data(view, base, within, trained)
+    signed = {name: value for name, value in base.items() if _has_any_sign(name, value, within)}
+    base |= initial_weights({name: value for name, value in signed.items() if name not in data}, view)
     rng = np.random.default_rng(1)
     for name in data:
         drawn = rng.standard_normal(base[name].shape)
@@ -111,32 +111,12 @@ def _data(
     return [
         name
         for name, value in base.items()
-        if value.dtype.kind == "f"
-        and value.size > 1
-        and name not in within
-        and value.min() < 0
-        and value.shape not in trained
-        and not is_weight(name, view)
+        if _has_any_sign(name, value, within) and value.shape not in trained and not is_weight(name, view)
     ]
 
 
-def is_weight(name: str, view: GraphView) -> bool:
-    """Whether an input is the second operand of a product, or is added to or multiplies the last axis."""
-    rank = len(view.shape(name) or ())
-    for tensor in _moved(name, view):
-        for use in view.consumers.get(tensor, ()):
-            node = view.node[use.node]
-            if node.op.op_type.startswith("Conv") or (rank == 2 and node.op.op_type in ("Gemm", "MatMul")):
-                if use.position > 0:
-                    return True
-            elif rank == 1 and any(_has_last_axis(t, name, view) for t in node.inputs):
-                return True
-    return False
-
-
-def _has_last_axis(tensor: str, vector: str, view: GraphView) -> bool:
-    shape = view.shape(tensor) or ()
-    return len(shape) > 1 and shape[-1:] == view.shape(vector)
+def _has_any_sign(name: str, value: NDArray[Any], within: Mapping[str, object]) -> bool:
+    return value.dtype.kind == "f" and value.size > 1 and name not in within and bool(value.min() < 0)
 
 
 def _indices(view: GraphView, base: Feeds, within: Mapping[str, object]) -> list[str]:
@@ -160,7 +140,7 @@ def _of_rows(value: NDArray[Any], rng: np.random.Generator, *, is_mask: bool) ->
 
 def _constants_met(name: str, view: GraphView) -> list[float]:
     """Constants that an input is compared with or clipped to before it is computed with."""
-    users = {use.node for tensor in _moved(name, view) for use in view.consumers.get(tensor, ())}
+    users = {use.node for tensor in moved(name, view) for use in view.consumers.get(tensor, ())}
     constants = set()
     for node in (view.node[user] for user in users):
         if node.op.op_type in _THRESHOLDS:
@@ -171,7 +151,7 @@ def _constants_met(name: str, view: GraphView) -> list[float]:
 
 def _is_mask(name: str, view: GraphView) -> bool:
     """Whether an input is taken from 1, compared with 0 or 1, or made a truth value, before anything else."""
-    for tensor in _moved(name, view):
+    for tensor in moved(name, view):
         for use in view.consumers.get(tensor, ()):
             node = view.node[use.node]
             others = [view.values[t] for t in node.inputs if t != tensor and t in view.values]
@@ -225,14 +205,3 @@ def _repeated(names: Sequence[str], base: Feeds) -> list[str]:
     """Inputs of a shape that an earlier one has."""
     shapes = [base[name].shape for name in names]
     return [name for i, name in enumerate(names) if shapes[i] in shapes[:i]]
-
-
-def _moved(name: str, view: GraphView) -> set[str]:
-    """An input, and what it is called after it was moved about."""
-    walk = Walk([name])
-    for tensor in walk:
-        for use in view.consumers.get(tensor, ()):
-            node = view.node[use.node]
-            if use.position == 0 and node.op.op_type in _MOVES:
-                walk.add(filter(None, node.outputs))
-    return walk.seen

@@ -11,7 +11,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, numpy_helper
 
-from campo_onnx.emulation.batches import is_weight, part_of
+from campo_onnx.emulation.batches import part_of
+from campo_onnx.emulation.initial_weights import is_weight
 from campo_onnx.errors import CampoError
 from campo_onnx.ir import shapes
 from campo_onnx.ir.sort import outer_reads

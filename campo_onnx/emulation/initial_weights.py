@@ -1,0 +1,93 @@
+"""Weights among the inputs of a step, and values that layers begin to train with.
+
+With weights of one size for all layers, signals grow or vanish from layer to layer: what a deep network makes
+of them says nothing about its training.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from campo_onnx.ir.view import GraphView, OpNode
+from campo_onnx.ir.walk import Walk
+from campo_onnx.ops.facts import work_of
+from campo_onnx.ops.key import op_keys
+from campo_onnx.ops.work import WorkKind
+from campo_onnx.runtime.feeds import Feeds
+
+_MULTIPLIES = op_keys("Mul com.microsoft:GatedAdd")
+_NORMALIZES = op_keys(
+    "BatchNormalization GroupNormalization InstanceNormalization LayerNormalization RMSNormalization "
+    "SimplifiedLayerNormalization com.microsoft:BatchNormInternal"
+)
+_MOVES = frozenset({"Cast", "Expand", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
+
+
+def initial_weights(weights: Feeds, view: GraphView) -> Feeds:
+    """Give weights the size that layers are initialized with, from small values of either sign.
+
+    What is summed up in a product has a standard deviation of one over the root of the number of terms; what
+    multiplies each channel is near 1. The first node that computes with a weight tells which it is. Anything
+    else (biases, tables, moments of an optimizer) stays as it is.
+    """
+    moved = {name: name for name in weights}  # by tensor, the weight that it holds in another shape or order
+    sized: Feeds = {}
+    for node in view.nodes:
+        for position, tensor in enumerate(node.inputs):
+            name = moved.get(tensor)
+            if name is None:
+                continue
+            if position == 0 and node.op.op_type in _MOVES:
+                moved |= dict.fromkeys(filter(None, node.outputs), name)
+            elif name not in sized:
+                sized[name] = _sized(weights[name], position, node, view)
+    return {**weights, **sized}
+
+
+def _sized(value: NDArray[Any], position: int, node: OpNode, view: GraphView) -> NDArray[Any]:
+    work = work_of(view.signature(node.name))
+    results = view.tensors[node.outputs[0]].elements
+    if work.kind is WorkKind.GEMM and work.flops and results:
+        terms = work.flops / (2 * results)
+        return np.asarray(value / value.dtype.type(value.std() * np.sqrt(terms)))
+    is_vector = sum(size > 1 for size in value.shape) == 1
+    if is_vector and results and results > value.size and _is_scale(position, node):
+        return np.asarray(value + value.dtype.type(1.0))
+    return value
+
+
+def _is_scale(position: int, node: OpNode) -> bool:
+    if node.op in _MULTIPLIES:
+        return True
+    return position == 1 and node.op in _NORMALIZES
+
+
+def is_weight(name: str, view: GraphView) -> bool:
+    """Whether an input is the second operand of a product, or is added to or multiplies the last axis."""
+    rank = len(view.shape(name) or ())
+    for tensor in moved(name, view):
+        for use in view.consumers.get(tensor, ()):
+            node = view.node[use.node]
+            if node.op.op_type.startswith("Conv") or (rank == 2 and node.op.op_type in ("Gemm", "MatMul")):
+                if use.position > 0:
+                    return True
+            elif rank == 1 and any(_has_last_axis(t, name, view) for t in node.inputs):
+                return True
+    return False
+
+
+def _has_last_axis(tensor: str, vector: str, view: GraphView) -> bool:
+    shape = view.shape(tensor) or ()
+    return len(shape) > 1 and shape[-1:] == view.shape(vector)
+
+
+def moved(name: str, view: GraphView) -> set[str]:
+    """An input, and what it is called after it was moved about."""
+    walk = Walk([name])
+    for tensor in walk:
+        for use in view.consumers.get(tensor, ()):
+            node = view.node[use.node]
+            if use.position == 0 and node.op.op_type in _MOVES:
+                walk.add(filter(None, node.outputs))
+    return walk.seen
