@@ -5,6 +5,7 @@ whoever makes it wrong is searched for by halves.
 """
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -34,6 +35,7 @@ from campo_onnx.wording import gigabytes
 
 Wrong: TypeAlias = Callable[[Nodes], Sequence[Verdict]]
 Effect: TypeAlias = Callable[[Nodes], float]
+IsOver: TypeAlias = Callable[[], bool]
 
 LEAST_BUDGET_S, MOST_BUDGET_S = 5.0, 12.0
 """Seconds that trying a plan may take where nothing else is said; in between, by the number of nodes."""
@@ -89,7 +91,8 @@ def probe(
     `budget_s`: seconds that one core may take, as predicted, if nothing is wrong; None takes
     :data:`LEAST_BUDGET_S` and 0.4 ms for each node, up to :data:`MOST_BUDGET_S`. A step that takes longer, or
     more than :data:`MOST_BYTES`, runs on fewer batches, with fewer rows in each, then its first part only.
-    Each search for what is wrong may take four times as long.
+    All searches for what is wrong may take four times as long, by the clock; what is not told apart until
+    then stays FP32.
     """
     view, plan = optimized.problem.view, optimized.plan
     if budget_s is None:
@@ -131,7 +134,8 @@ def probe(
             why_not = why_not or f"the FP32 step does not run on {batch.title}: {error.why or error}"
     if not prepared:
         return Probed(optimized=optimized, coverage=0.0, why_not=why_not)
-    optimized, fp32 = _settled(optimized, options, prepared, most_trials)
+    end_s = time.monotonic() + _SEARCH_BUDGETS * budget_s
+    optimized, fp32 = _settled(optimized, options, prepared, most_trials, lambda: time.monotonic() > end_s)
     return Probed(
         optimized=optimized,
         coverage=len(covered) / len(low_nodes),
@@ -143,7 +147,11 @@ def probe(
 
 
 def _settled(
-    optimized: Optimized, options: Options, batches: Sequence[ProbedBatch], most_trials: int
+    optimized: Optimized,
+    options: Options,
+    batches: Sequence[ProbedBatch],
+    most_trials: int,
+    is_over: IsOver,
 ) -> tuple[Optimized, dict[str, Verdict]]:
     """Decide again until nothing is wrong with the plan; if that does not end, all of it stays FP32."""
     problem, plan = optimized.problem, optimized.plan
@@ -151,7 +159,7 @@ def _settled(
     for turn in range(_MOST_ROUNDS + 1):
         more: dict[str, Verdict] = {}
         for batch in batches:
-            more |= _culprits(batch, problem, plan.low_nodes - more.keys(), most_trials)
+            more |= _culprits(batch, problem, plan.low_nodes - more.keys(), most_trials, is_over)
         if not more:
             break
         if turn == _MOST_ROUNDS:
@@ -165,12 +173,14 @@ def _settled(
     return apply(plan, problem, optimized.imported), fp32
 
 
-def _culprits(batch: ProbedBatch, problem: Problem, low_nodes: Nodes, most_trials: int) -> dict[str, Verdict]:
+def _culprits(
+    batch: ProbedBatch, problem: Problem, low_nodes: Nodes, most_trials: int, is_over: IsOver
+) -> dict[str, Verdict]:
     """Find the nodes that make the step wrong on one batch: first among the products, then among the rest."""
     view = batch.view
     in_order = [node.name for node in view.nodes if node.name in low_nodes]
     products = [name for name in in_order if problem.op_class(name) is OpClass.ALLOW]
-    culprits = wrongdoers(products, batch.faults_of_products, batch.effect, view, most_trials)
+    culprits = wrongdoers(products, batch.faults_of_products, batch.effect, view, most_trials, is_over)
     right = frozenset(products).difference(culprits)
     careful = batch.trial(right)
     rest = [name for name in in_order if name not in frozenset(products)]
@@ -181,11 +191,16 @@ def _culprits(batch: ProbedBatch, problem: Problem, low_nodes: Nodes, most_trial
     def effect(names: Nodes) -> float:
         return batch.effect(right | names)
 
-    return culprits | wrongdoers(rest, wrong, effect, view, most_trials)
+    return culprits | wrongdoers(rest, wrong, effect, view, most_trials, is_over)
 
 
 def wrongdoers(
-    suspects: Sequence[str], wrong: Wrong, effect: Effect, view: GraphView, most_trials: int = _MOST_TRIALS
+    suspects: Sequence[str],
+    wrong: Wrong,
+    effect: Effect,
+    view: GraphView,
+    most_trials: int = _MOST_TRIALS,
+    is_over: IsOver = lambda: False,
 ) -> dict[str, Verdict]:
     """Find nodes without which nothing is wrong.
 
@@ -196,6 +211,7 @@ def wrongdoers(
     `effect`: how far off the step is if these nodes are low.
     `view`: the graph: nodes that have no part in what is wrong are left alone.
     `most_trials`: sets of nodes to try by halves; nodes that are not told apart until then count as wrong.
+    `is_over`: whether the time for it is used up: then, too, and where they are wrong only together.
     """
     verdicts: dict[str, Verdict] = {}
     trials = 0
@@ -207,7 +223,7 @@ def wrongdoers(
         if not faults:
             return
         names = _involved(names, faults, view)
-        if len(names) == 1 or trials > most_trials:
+        if len(names) == 1 or trials > most_trials or is_over():
             verdicts.update(dict.fromkeys(names, faults[0]))
             return
         half = len(names) // 2
@@ -217,8 +233,8 @@ def wrongdoers(
     search(suspects)
     rest = [name for name in suspects if name not in verdicts]
     while faults := wrong(frozenset(rest)) if rest else ():
-        involved = _by_effect(_involved(rest, faults, view), effect)
-        keep = _longest_right(involved, [n for n in rest if n not in frozenset(involved)], wrong)
+        involved = _by_effect(_involved(rest, faults, view), effect, is_over)
+        keep = _longest_right(involved, [n for n in rest if n not in frozenset(involved)], wrong, is_over)
         verdicts |= dict.fromkeys(involved[keep:], faults[0])
         rest = [name for name in rest if name not in verdicts]
     return verdicts
@@ -233,17 +249,22 @@ def _involved(names: Sequence[str], faults: Sequence[Verdict], view: GraphView) 
     return [name for name in names if name in upstream] or list(names)
 
 
-def _by_effect(names: Sequence[str], effect: Effect) -> list[str]:
-    """Nodes in order of their effect, the smallest first: those of each group of neighbours have one."""
+def _by_effect(names: Sequence[str], effect: Effect, is_over: IsOver) -> list[str]:
+    """Nodes in order of their effect, the smallest first: those of each group of neighbours have one.
+
+    Groups that there is no time for come last.
+    """
     size = math.ceil(len(names) / _GROUPS)
     groups = [names[i : i + size] for i in range(0, len(names), size)]
-    return [name for group in sorted(groups, key=lambda group: effect(frozenset(group))) for name in group]
+    effects = [math.inf if is_over() else effect(frozenset(group)) for group in groups]
+    order = sorted(range(len(groups)), key=lambda i: effects[i])
+    return [name for i in order for name in groups[i]]
 
 
-def _longest_right(involved: Sequence[str], others: Sequence[str], wrong: Wrong) -> int:
+def _longest_right(involved: Sequence[str], others: Sequence[str], wrong: Wrong, is_over: IsOver) -> int:
     """Number of first nodes that may be low; at least one is not."""
     right, too_many = 0, len(involved)
-    while too_many - right > 1:
+    while too_many - right > 1 and not is_over():
         middle = (right + too_many) // 2
         if wrong(frozenset([*involved[:middle], *others])):
             too_many = middle

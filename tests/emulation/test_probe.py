@@ -267,6 +267,30 @@ def test_each_node_that_is_wrong_alone_is_found_and_no_other() -> None:
     assert search({"n0", "n7", "n15"}).keys() == {"n0", "n7", "n15"}
 
 
+@pytest.mark.parametrize("steps", range(1, 40, 3))
+def test_a_search_whose_time_is_used_up_ends_and_leaves_nothing_wrong(steps: int) -> None:
+    view = import_model(parser.parse_model(HEADER + HARMLESS)).view
+    names, culprits = [f"n{i}" for i in range(64)], frozenset({"n3", "n40"})
+    verdict = Verdict(decided_by=Reason.PROBE_FAILS, facts={"failure": "", "low": "fp16", "batch": "one"})
+    ran = 0
+
+    def wrong(some: frozenset[str]) -> tuple[Verdict, ...]:
+        nonlocal ran
+        ran += 1
+        return (verdict,) if some & culprits or len(some) > 40 else ()
+
+    def effect(some: frozenset[str]) -> float:
+        nonlocal ran
+        ran += 1
+        return float(len(some))
+
+    verdicts = wrongdoers(names, wrong, effect, view, is_over=lambda: ran >= steps)
+    assert culprits <= verdicts.keys()
+    assert len(names) - len(verdicts) <= 40
+    depth = 6  # of halves: at each there is one left to try
+    assert ran <= steps + depth + 2
+
+
 def test_of_nodes_that_are_wrong_together_those_of_the_largest_effect_go() -> None:
     effects = {"n1": 4.0, "n5": 3.0, "n6": 2.0, "n9": 5.0}
     assert search(set(), most_together=12, effects=effects).keys() == effects.keys()
