@@ -216,6 +216,11 @@ class GraphView:
         arrays = (t for t in self.inputs if self.is_float32(t) and self.tensors[t].elements != 1)
         return tuple(t for t in arrays if self.shape(t) not in trained)
 
+    @cached_property
+    def trained_inputs(self) -> frozenset[str]:
+        """FP32 inputs other than those: trained ones, and scalars."""
+        return frozenset(filter(self.is_float32, self.inputs)).difference(self.data_inputs)
+
     def shape(self, tensor: str) -> tuple[int, ...] | None:
         """Shape of a tensor, or None when it, or its shape, is unknown."""
         info = self.tensors.get(tensor)

@@ -86,6 +86,7 @@ class _Close:
     def __init__(self, values: GraphValues) -> None:
         self._values, self._view, self._specs = values, values.view, current()
         self._raw = raw_inputs(values)
+        self._weights = self._view.trained_inputs
         self._of_data = set(self._raw)
         self._forms = LinearForms(values)
         self._forward = {node.name for node in values.forward_nodes}
@@ -121,7 +122,7 @@ class _Close:
             if absorbs or meets or is_far or is_close or looks_for_overflow:
                 need = Need(is_place=True) if meets and self._functions.is_remainder(node) else EXACT
             is_steep = node.op in _STEEP_AT_ONE and self._statistics.issuperset(varying)
-            if is_steep or self._functions.is_cosine(node):
+            if is_steep or self._functions.is_cosine(node) or self._normalizes_weight(node):
                 self.gradients.add_difference(node)
             if self._is_statistic(node, varying):
                 self._statistics.update(t for t in node.outputs if t)
@@ -210,6 +211,17 @@ class _Close:
 
     def _has_one_sign(self, node: OpNode) -> bool:
         return have_one_sign((self._values.range(node.outputs[0]),))
+
+    def _normalizes_weight(self, node: OpNode) -> bool:
+        """Whether a trained weight is divided by a sum of its own: no scaling of either changes the result.
+
+        All of a step's gradients of it have been summed, and what their common part leaves is small.
+        """
+        if node.op.label not in ("Div", "Softmax"):
+            return False
+        sources, divisor = self.gradients.sources(node.inputs[0]), node.inputs[-1]
+        is_sum = node.op.label == "Softmax" or self._view.origin(divisor, MOVES) in self._statistics
+        return bool(sources) and is_sum and self.gradients.sources(divisor) == sources <= self._weights
 
     def _is_of_data(self, node: OpNode, varying: list[str]) -> bool:
         """Whether a node subtracts, bends or compares only data that nothing has rounded yet."""

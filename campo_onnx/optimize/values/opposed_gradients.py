@@ -56,11 +56,12 @@ class OpposedGradients:
         self._sources: dict[str, _Sources] = {}
         self._multiples: dict[str, _Multiples] = {}
         self._differences: set[_Sources] = set()
+        self._turned: set[str] = set()  # tensors that are scaled or summed, and then turned
         self._positions = {t: i for i, node in enumerate(values.view.nodes) for t in node.outputs}
 
     def add_difference(self, node: OpNode) -> None:
         """Take in a node of the forward pass that computes such a difference."""
-        self._differences.add(self._of(node.outputs[0]))
+        self._differences.add(self.sources(node.outputs[0]))
 
     def add_forward(self, node: OpNode) -> None:
         """Follow what is computed of the forward pass element by element, and its sums."""
@@ -72,6 +73,9 @@ class OpposedGradients:
         """Nodes of the backward pass in which multiples of a gradient meet that may cancel."""
         others = self._values.scaling.forward | self._values.scaling.unscaled
         if self._values.scaling.forward and self._differences:
+            for node in reversed(self._view.nodes):
+                leading = (t for i, t in enumerate(node.inputs) if t and self._leads_to_turn(node, i))
+                self._turned.update(leading)
             yield from (n for n in self._view.nodes if n.name not in others and self._cancels(n))
 
     def _cancels(self, node: OpNode) -> bool:
@@ -92,17 +96,25 @@ class OpposedGradients:
         """The multiples that an input brings in; a gradient that is read with either sign begins here."""
         uses = self._view.consumers[tensor]
         multiples = set(self._multiples.get(tensor, ()))
-        signs = {_turns(self._view.node[use.node], use.position) for use in uses}
-        if len(signs) > 1 and not self._values.is_constant(tensor) and not self._is_function(tensor):
+        readers = [(self._view.node[use.node], use.position) for use in uses]
+        signs = ({turns(*reader) for reader in readers} for turns in (_turns, self._leads_to_turn))
+        is_gradient = not self._values.is_constant(tensor) and not self._is_function(tensor)
+        if is_gradient and any(len(of_readers) > 1 for of_readers in signs):
             multiples.add(_Multiple(tensor, 1, frozenset()))
         # Without a loss scale the first gradient is a number, which has been folded into something.
         if self._values.scaling.scale is None and not multiples and self._is_function(tensor):
-            multiples.add(_Multiple("", 1, self._of(tensor)))
+            multiples.add(_Multiple("", 1, self.sources(tensor)))
         factors = _FACTORS.get(node.op, (0, 1) if node.op in SCALES | CONTRACTIONS else ())
-        others = [self._of(node.inputs[i]) for i in factors if position in factors and i != position]
+        others = [self.sources(node.inputs[i]) for i in factors if position in factors and i != position]
         is_turned = _turns(node, position) != self._is_reversed(node, position)
         sign = -1 if is_turned else 1
         return frozenset(_Multiple(one.gradient, one.sign * sign, one.of.union(*others)) for one in multiples)
+
+    def _leads_to_turn(self, node: OpNode, position: int) -> bool:
+        """Whether a node turns the sign of an input, or leads to where it is turned before it is added."""
+        if _turns(node, position):
+            return True
+        return node.outputs[0] in self._turned and (node.op in SCALES | MOVES or is_sum(node, self._values))
 
     def _order(self, one: _Multiple) -> tuple[int, int, list[str]]:
         """The last gradients first: whatever they are called, these meet next."""
@@ -115,7 +127,7 @@ class OpposedGradients:
 
     def _is_function(self, tensor: str) -> bool:
         """Whether a tensor is computed of the forward pass alone."""
-        sources = self._of(tensor)
+        sources = self.sources(tensor)
         return bool(sources) and all(map(self._is_of_forward, sources))
 
     def _is_of_forward(self, tensor: str) -> bool:
@@ -128,11 +140,12 @@ class OpposedGradients:
         return is_one and any(a.of | b.of <= sources for sources in self._differences)
 
     def _add_sources(self, node: OpNode, tensors: list[str]) -> None:
-        every: _Sources = frozenset().union(*(self._of(t) for t in tensors))
+        every: _Sources = frozenset().union(*(self.sources(t) for t in tensors))
         if len(every) <= _MOST_SOURCES:
             self._sources.update((t, every) for t in node.outputs if t)
 
-    def _of(self, tensor: str) -> _Sources:
+    def sources(self, tensor: str) -> _Sources:
+        """Give the tensors that a tensor is computed of, as far as that is followed."""
         if self._values.is_constant(tensor) or not self._is_number(tensor):
             return frozenset()
         return self._sources.get(tensor, frozenset({tensor}))

@@ -147,7 +147,7 @@ def _windows_of(view: GraphView) -> frozenset[str]:
     Such are a buffer of SSIM, the edges of a graph, the shares of an attentive pooling. A difference of these
     products of matrices, or convolutions, is as small as one of sums.
     """
-    trained = frozenset(filter(view.is_float32, view.inputs)) - frozenset(view.data_inputs)
+    trained = view.trained_inputs
     factors: dict[str, frozenset[str]] = {}
     weighed: dict[str, set[str]] = {}
     for node in view.nodes:
