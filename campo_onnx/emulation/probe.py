@@ -5,7 +5,6 @@ whoever makes it wrong is searched for by halves.
 """
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -91,8 +90,8 @@ def probe(
     `budget_s`: seconds that one core may take, as predicted, if nothing is wrong; None takes
     :data:`LEAST_BUDGET_S` and 0.4 ms for each node, up to :data:`MOST_BUDGET_S`. A step that takes longer, or
     more than :data:`MOST_BYTES`, runs on fewer batches, with fewer rows in each, then its first part only.
-    All searches for what is wrong may take four times as long, by the clock; what is not told apart until
-    then stays FP32.
+    All searches for what is wrong may take four times as long, as predicted; what is not told apart in that
+    time stays FP32.
     """
     view, plan = optimized.problem.view, optimized.plan
     if budget_s is None:
@@ -112,7 +111,7 @@ def probe(
         why_not = f"not one low node can be run within {allowance}"
         return Probed(optimized=optimized, coverage=0.0, why_not=why_not)
     affordable = max(1, int(budget_s / (part.drawing_s + RUNS * part.step_s)))
-    most_trials = max(_LEAST_TRIALS, min(_MOST_TRIALS, int(_SEARCH_BUDGETS * budget_s / part.step_s)))
+    all_trials = max(_LEAST_TRIALS, int(_SEARCH_BUDGETS * budget_s / part.step_s))
     products = [name for name in low_nodes if optimized.problem.op_class(name) is OpClass.ALLOW]
     prepared: list[ProbedBatch] = []
     why_not = ""
@@ -134,8 +133,11 @@ def probe(
             why_not = why_not or f"the FP32 step does not run on {batch.title}: {error.why or error}"
     if not prepared:
         return Probed(optimized=optimized, coverage=0.0, why_not=why_not)
-    end_s = time.monotonic() + _SEARCH_BUDGETS * budget_s
-    optimized, fp32 = _settled(optimized, options, prepared, most_trials, lambda: time.monotonic() > end_s)
+
+    def is_over() -> bool:  # in trials, not by the clock: a plan is the same everywhere
+        return sum(batch.trials for batch in prepared) > all_trials
+
+    optimized, fp32 = _settled(optimized, options, prepared, is_over)
     return Probed(
         optimized=optimized,
         coverage=len(covered) / len(low_nodes),
@@ -150,7 +152,6 @@ def _settled(
     optimized: Optimized,
     options: Options,
     batches: Sequence[ProbedBatch],
-    most_trials: int,
     is_over: IsOver,
 ) -> tuple[Optimized, dict[str, Verdict]]:
     """Decide again until nothing is wrong with the plan; if that does not end, all of it stays FP32."""
@@ -159,7 +160,7 @@ def _settled(
     for turn in range(_MOST_ROUNDS + 1):
         more: dict[str, Verdict] = {}
         for batch in batches:
-            more |= _culprits(batch, problem, plan.low_nodes - more.keys(), most_trials, is_over)
+            more |= _culprits(batch, problem, plan.low_nodes - more.keys(), is_over)
         if not more:
             break
         if turn == _MOST_ROUNDS:
@@ -173,14 +174,12 @@ def _settled(
     return apply(plan, problem, optimized.imported), fp32
 
 
-def _culprits(
-    batch: ProbedBatch, problem: Problem, low_nodes: Nodes, most_trials: int, is_over: IsOver
-) -> dict[str, Verdict]:
+def _culprits(batch: ProbedBatch, problem: Problem, low_nodes: Nodes, is_over: IsOver) -> dict[str, Verdict]:
     """Find the nodes that make the step wrong on one batch: first among the products, then among the rest."""
     view = batch.view
     in_order = [node.name for node in view.nodes if node.name in low_nodes]
     products = [name for name in in_order if problem.op_class(name) is OpClass.ALLOW]
-    culprits = wrongdoers(products, batch.faults_of_products, batch.effect, view, most_trials, is_over)
+    culprits = wrongdoers(products, batch.faults_of_products, batch.effect, view, is_over=is_over)
     right = frozenset(products).difference(culprits)
     careful = batch.trial(right)
     rest = [name for name in in_order if name not in frozenset(products)]
@@ -191,7 +190,7 @@ def _culprits(
     def effect(names: Nodes) -> float:
         return batch.effect(right | names)
 
-    return culprits | wrongdoers(rest, wrong, effect, view, most_trials, is_over)
+    return culprits | wrongdoers(rest, wrong, effect, view, is_over=is_over)
 
 
 def wrongdoers(
@@ -211,7 +210,7 @@ def wrongdoers(
     `effect`: how far off the step is if these nodes are low.
     `view`: the graph: nodes that have no part in what is wrong are left alone.
     `most_trials`: sets of nodes to try by halves; nodes that are not told apart until then count as wrong.
-    `is_over`: whether the time for it is used up: then, too, and where they are wrong only together.
+    `is_over`: whether further trials take too long: then, too, and where they are wrong only together.
     """
     verdicts: dict[str, Verdict] = {}
     trials = 0
@@ -252,7 +251,7 @@ def _involved(names: Sequence[str], faults: Sequence[Verdict], view: GraphView) 
 def _by_effect(names: Sequence[str], effect: Effect, is_over: IsOver) -> list[str]:
     """Nodes in order of their effect, the smallest first: those of each group of neighbours have one.
 
-    Groups that there is no time for come last.
+    Groups that are not tried any more come last.
     """
     size = math.ceil(len(names) / _GROUPS)
     groups = [names[i : i + size] for i in range(0, len(names), size)]

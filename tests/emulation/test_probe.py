@@ -302,6 +302,27 @@ def test_a_search_that_ends_early_keeps_more_in_fp32() -> None:
     assert {"n3", "n12"} <= search({"n3", "n12"}, most_trials=4).keys() < {f"n{i}" for i in range(16)}
 
 
+@pytest.mark.usefixtures("no_rules")
+def test_all_searches_of_a_plan_share_their_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = range(6)
+    rows = " ".join(
+        f"s{i} = Sigmoid(x{i}) h{i} = Mul(s{i}, k) f{i} = Floor(h{i}) i{i} = Cast<to = 7>(f{i}) "
+        f"e{i} = Gather(t, i{i}) y{i} = MatMul(e{i}, w)"
+        for i in tables
+    )
+    text = (
+        f"({', '.join(f'float[64] x{i}' for i in tables)}, float[1024, 256] t, float[256, 256] w) => "
+        f"({', '.join(f'float[64, 256] y{i}' for i in tables)}) "
+        f"{{ k = Constant<value_float = 1023.0>() {rows} }}"
+    )
+    thorough = tried(text)
+    monkeypatch.setattr(probing, "_SEARCH_BUDGETS", 0.0)
+    brief = tried(text)
+    assert brief.trials < 12 + 8 < thorough.trials  # each search that is under way ends with a trial a level
+    assert thorough.fp32.keys() <= brief.fp32.keys()
+    assert not probe(brief.optimized, planned(text)[1]).fp32
+
+
 RANDOM_NODES = {
     "Dropout, which takes a seed since opset 12": (10, "y = Dropout(x)"),
     "Dropout in a body": (
