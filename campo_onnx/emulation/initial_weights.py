@@ -13,14 +13,13 @@ from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.ir.walk import Walk
 from campo_onnx.ops.facts import work_of
 from campo_onnx.ops.key import op_keys
+from campo_onnx.ops.registry import having
+from campo_onnx.ops.values.traits import Trait
 from campo_onnx.ops.work import WorkKind
 from campo_onnx.runtime.feeds import Feeds
 
 _MULTIPLIES = op_keys("Mul com.microsoft:GatedAdd")
-_NORMALIZES = op_keys(
-    "BatchNormalization GroupNormalization InstanceNormalization LayerNormalization RMSNormalization "
-    "SimplifiedLayerNormalization com.microsoft:BatchNormInternal"
-)
+_BY_BATCH = op_keys("BatchNormalization com.microsoft:BatchNormInternal")
 _MOVES = frozenset({"Cast", "Expand", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
 
 
@@ -60,7 +59,7 @@ def _sized(value: NDArray[Any], position: int, node: OpNode, view: GraphView) ->
 def _is_scale(position: int, node: OpNode) -> bool:
     if node.op in _MULTIPLIES:
         return True
-    return position == 1 and node.op in _NORMALIZES
+    return position == 1 and node.op in having(Trait.NORMALIZES) | _BY_BATCH
 
 
 def is_weight(name: str, view: GraphView) -> bool:
