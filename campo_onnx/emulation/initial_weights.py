@@ -19,7 +19,7 @@ from campo_onnx.ops.work import WorkKind
 from campo_onnx.runtime.feeds import Feeds
 
 _MULTIPLIES = op_keys("Mul com.microsoft:GatedAdd")
-_BY_BATCH = op_keys("BatchNormalization com.microsoft:BatchNormInternal")
+_BATCH_NORM_INTERNAL = op_keys("com.microsoft:BatchNormInternal")
 _MOVES = frozenset({"Cast", "Expand", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
 
 
@@ -59,7 +59,7 @@ def _sized(value: NDArray[Any], position: int, node: OpNode, view: GraphView) ->
 def _is_scale(position: int, node: OpNode) -> bool:
     if node.op in _MULTIPLIES:
         return True
-    return position == 1 and node.op in having(Trait.NORMALIZES) | _BY_BATCH
+    return position == 1 and node.op in having(Trait.NORMALIZES) | _BATCH_NORM_INTERNAL
 
 
 def is_weight(name: str, view: GraphView) -> bool:
