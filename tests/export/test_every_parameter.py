@@ -92,12 +92,12 @@ SAID_BY_THE_RESULT = frozenset(
 
 BY_DESIGN = frozenset(
     {
-        *("reshape.default: shape", "squeeze.dim: dim", "squeeze.dims: dim", "unsqueeze.default: dim"),
+        *("reshape.default: shape", "squeeze.dims: dim", "unsqueeze.default: dim"),
         "arange.start_step: end",  # this and those: the result's shape says them
         *("convolution_backward.default: output_padding",),  # follows from the shapes, and so do these:
         *("avg_pool2d_backward.default: ceil_mode", "avg_pool3d_backward.default: ceil_mode"),
         *("native_layer_norm_backward.default: bias",),  # says which results there are
-        *("copy.default: self", "fill.Scalar: self", "fill.Tensor: self"),  # overwritten
+        "copy.default: self",  # overwritten
         *("full_like.default: self", "zeros_like.default: self", "ones_like.default: self"),  # its shape, in
         *("empty_like.default: self", "new_zeros.default: self", "new_empty_strided.default: self"),  # the
         *("bernoulli.p: self", "rand_like.default: self", "randn_like.default: self"),  # result as well

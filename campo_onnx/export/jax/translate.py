@@ -200,7 +200,7 @@ class _StraightLine:
     def _chosen(self, equation: Any, operands: Sequence[int], scope: str) -> list[int]:
         """Add every branch, and choose among their results; of those for platforms, the one for any."""
         which, *arguments = operands
-        if platforms := equation.params["branches_platforms"]:
+        if platforms := equation.params.get("branches_platforms"):
             branch = equation.params["branches"][composed.place_of_platform(platforms)]
             return self.add(branch.jaxpr, branch.consts, arguments, scope)
         branches = [self.add(b.jaxpr, b.consts, arguments, scope) for b in equation.params["branches"]]
