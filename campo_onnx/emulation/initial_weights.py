@@ -20,6 +20,7 @@ from campo_onnx.runtime.feeds import Feeds
 
 _MULTIPLIES = op_keys("Mul com.microsoft:GatedAdd")
 _BATCH_NORM_INTERNAL = op_keys("com.microsoft:BatchNormInternal")
+_RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
 _MOVES = frozenset({"Cast", "Expand", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
 
 
@@ -30,30 +31,34 @@ def initial_weights(weights: Feeds, view: GraphView) -> Feeds:
     multiplies each channel is near 1. The first node that computes with a weight tells which it is. Anything
     else (biases, tables, moments of an optimizer) stays as it is.
     """
-    moved = {name: name for name in weights}  # by tensor, the weight that it holds in another shape or order
+    sources = {tensor: name for name in weights for tensor in moved(name, view)}
     sized: Feeds = {}
     for node in view.nodes:
         for position, tensor in enumerate(node.inputs):
-            name = moved.get(tensor)
-            if name is None:
-                continue
-            if position == 0 and node.op.op_type in _MOVES:
-                moved |= dict.fromkeys(filter(None, node.outputs), name)
-            elif name not in sized:
+            name = sources.get(tensor)
+            if name is not None and name not in sized and not _is_move(node, position):
                 sized[name] = _sized(weights[name], position, node, view)
     return {**weights, **sized}
 
 
 def _sized(value: NDArray[Any], position: int, node: OpNode, view: GraphView) -> NDArray[Any]:
-    work = work_of(view.signature(node.name))
-    results = view.tensors[node.outputs[0]].elements
-    if work.kind is WorkKind.GEMM and work.flops and results:
-        terms = work.flops / (2 * results)
+    results = next((view.tensors[t].elements for t in node.outputs if t), None)
+    if not results:
+        return value
+    if work_of(view.signature(node.name)).kind is WorkKind.GEMM:
+        terms = _terms(value, node, results, view)
         return np.asarray(value / value.dtype.type(value.std() * np.sqrt(terms)))
     is_vector = sum(size > 1 for size in value.shape) == 1
-    if is_vector and results and results > value.size and _is_scale(position, node):
+    if is_vector and results > value.size and _is_scale(position, node):
         return np.asarray(value + value.dtype.type(1.0))
     return value
+
+
+def _terms(value: NDArray[Any], node: OpNode, results: int, view: GraphView) -> float:
+    """Number of products that are summed up in each result; a recurrent layer has several, in turns."""
+    if node.op.op_type in _RECURRENT:
+        return float(value.shape[-1])
+    return float(max(work_of(view.signature(node.name)).flops / (2 * results), 1.0))
 
 
 def _is_scale(position: int, node: OpNode) -> bool:
@@ -63,12 +68,14 @@ def _is_scale(position: int, node: OpNode) -> bool:
 
 
 def is_weight(name: str, view: GraphView) -> bool:
-    """Whether an input is the second operand of a product, or is added to or multiplies the last axis."""
+    """Whether an input is an operand of a product but its first, or added to or multiplied by the last axis."""
     rank = len(view.shape(name) or ())
     for tensor in moved(name, view):
         for use in view.consumers.get(tensor, ()):
             node = view.node[use.node]
-            if node.op.op_type.startswith("Conv") or (rank == 2 and node.op.op_type in ("Gemm", "MatMul")):
+            op_type = node.op.op_type
+            has_weights = op_type.startswith("Conv") or op_type in _RECURRENT
+            if has_weights or (rank == 2 and op_type in ("Gemm", "MatMul")):
                 if use.position > 0:
                     return True
             elif rank == 1 and any(_has_last_axis(t, name, view) for t in node.inputs):
@@ -87,6 +94,10 @@ def moved(name: str, view: GraphView) -> set[str]:
     for tensor in walk:
         for use in view.consumers.get(tensor, ()):
             node = view.node[use.node]
-            if use.position == 0 and node.op.op_type in _MOVES:
+            if _is_move(node, use.position):
                 walk.add(filter(None, node.outputs))
     return walk.seen
+
+
+def _is_move(node: OpNode, position: int) -> bool:
+    return position == 0 and node.op.op_type in _MOVES

@@ -52,6 +52,16 @@ def test_a_transposed_convolution_counts_what_meets_in_one_pixel() -> None:
     assert w.std() * np.sqrt(16 * 4) == pytest.approx(1.0, rel=0.3)  # borders have fewer
 
 
+@pytest.mark.parametrize("outputs", ["y, last", '"", last'])
+def test_a_recurrent_layer_counts_what_each_gate_adds_up(outputs: str) -> None:
+    text = (
+        "(float[20, 4, 64] x, float[1, 256, 64] w, float[1, 256, 64] r) => (float[1, 4, 64] last) "
+        f"{{ {outputs} = LSTM<hidden_size = 64>(x, w, r) }}"
+    )
+    feeds = drawn(text)
+    assert [feeds[name].std() * 8 for name in "wr"] == pytest.approx([1.0, 1.0], rel=0.01)
+
+
 SCALES = {
     "LayerNormalization": "y = LayerNormalization(h, gamma, beta)",
     "Mul and Add": "m = Mul(h, gamma) y = Add(m, beta)",
