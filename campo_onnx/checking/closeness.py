@@ -118,20 +118,21 @@ def _at_settled_scale(
 
     def overflows(value: float) -> bool:
         outputs = run_in_pieces(emulated, feeds(value), first.machine, folder=context.mixed.folder)
-        return any(not _is_finite(array, first.outputs[name]) for name, array in outputs if name in gradients)
+        behind = ((array, first.outputs[name]) for name, array in outputs if name in gradients)
+        return any(_tells_overflow(actual, expected) for actual, expected in behind)
 
     settled = settled_scale(overflows, first_overflows=overflows(LOSS_SCALE))
     if settled == LOSS_SCALE:
         return {}
     title = f"{title} (loss scale {settled:,.0f}, with which training ends)"
-    return {title: replace(first, feeds=feeds(settled), computed=None), **dict(others)}
+    return {title: replace(first, feeds=feeds(settled)), **dict(others)}
 
 
-def _is_finite(actual: NDArray[Any], expected: NDArray[Any]) -> bool:
-    """Whether an output behind the loss has no overflow; one that says so itself is not as in FP32."""
+def _tells_overflow(actual: NDArray[Any], expected: NDArray[Any]) -> bool:
+    """Whether a gradient is not finite, or a flag such as `grads_finite` differs from FP32's."""
     if actual.dtype == np.bool_:
-        return bool(np.array_equal(actual, expected))
-    return actual.dtype.kind != "f" or bool(np.isfinite(actual).all())
+        return not np.array_equal(actual, expected)
+    return actual.dtype.kind == "f" and not np.isfinite(actual).all()
 
 
 def _but_for_choices(

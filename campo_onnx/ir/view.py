@@ -218,7 +218,7 @@ class GraphView:
 
     @cached_property
     def trained_inputs(self) -> frozenset[str]:
-        """FP32 inputs other than those: trained ones, and scalars."""
+        """FP32 inputs that are not data: trained ones, and scalars."""
         return frozenset(filter(self.is_float32, self.inputs)).difference(self.data_inputs)
 
     def shape(self, tensor: str) -> tuple[int, ...] | None:

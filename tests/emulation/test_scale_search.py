@@ -48,14 +48,14 @@ def tried(model: onnx.ModelProto) -> Probed:
 
 @pytest.mark.parametrize("exponent", range(0, 25, 3))
 def test_the_scale_is_the_largest_power_of_two_that_does_not_overflow(exponent: int) -> None:
-    asked = []
+    scales: list[float] = []
 
     def overflows(scale: float) -> bool:
-        asked.append(scale)
+        scales.append(scale)
         return scale >= 1.5 * 2**exponent
 
     assert settled_scale(overflows, first_overflows=exponent < 10) == 2.0**exponent
-    assert len(asked) <= 4
+    assert len(scales) <= 4
 
 
 def test_a_step_that_overflows_with_every_scale_has_the_smallest() -> None:

@@ -35,7 +35,7 @@ def hidden_markov(p: Any, x: Any) -> Any:
 @pytest.mark.parametrize("low", [Precision.FP16, Precision.BF16])
 @pytest.mark.parametrize("seed", range(3))
 def test_gradients_of_weights_that_a_softmax_normalizes(low: Precision, seed: int) -> None:
-    """What the gradients of all time steps have in common is taken off their sum: 2 % and 11 % were lost."""
+    """The common part of the gradients of all time steps cancels in their sum: 2 % and 11 % were lost."""
     parameters = {
         "first": array(16, 32, seed=seed) / 4,
         "last": array(32, STATES, seed=seed) / 6,

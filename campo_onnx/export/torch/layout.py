@@ -157,7 +157,7 @@ def _triangle(upper: int, g: Graph, expected: Expected, x: Value, diagonal: int 
     return g.op("Trilu", x, g.constant(np.int64(diagonal)), upper=upper)
 
 
-_RESHAPES = (*(aten.view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dims),)
+_RESHAPES = (aten.view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dims)
 
 TRANSLATIONS: Table = table(
     (_RESHAPES, lambda g, e, x, *_, **__: reshape(g, x, e.shape)),

@@ -6,7 +6,7 @@ Results that are not tensors, or an argument as it is, never reach ONNX; they ar
 import operator
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import onnx
@@ -102,7 +102,7 @@ class Interface:
     outputs: tuple[Tensor, ...]
     results: tuple[Result, ...]
     checks: tuple[Check, ...] = ()
-    indices: IndexGuard = IndexGuard()  # noqa: RUF009  # frozen
+    indices: IndexGuard = field(default_factory=IndexGuard)
     device: torch.device  # of what it computes
 
     def is_like(self, other: "Interface") -> bool:
