@@ -68,7 +68,7 @@ def _is_scale(position: int, node: OpNode) -> bool:
 
 
 def is_weight(name: str, view: GraphView) -> bool:
-    """Whether an input is an operand of a product but its first, or added to or multiplied by the last axis."""
+    """Whether an input is a later operand of a product, or is added to or multiplies the last axis."""
     rank = len(view.shape(name) or ())
     for tensor in moved(name, view):
         for use in view.consumers.get(tensor, ()):
