@@ -39,7 +39,7 @@ def checked(
         done = _finished(("check", str(mixed), *limits, "--json"), limit_s)
         document = json.loads(plan.read_text())
     row = {
-        "low_nodes": sum(node["precision"] != "fp32" for node in document["decisions"]),
+        "low_nodes": sum(node["precision"] == document["low"] for node in document["decisions"]),
         "plan_s": planned.seconds,
         "exit_code": done.exit_code,
         "seconds": done.seconds,
