@@ -61,7 +61,7 @@ def drift(context: CheckContext) -> Finding:
             return not_checked(why)
     titles = ", ".join(references)
     try:
-        return _compared(emulated, references, context)
+        return _with_zeros(_compared(emulated, references, context), references)
     except UsageError as error:
         return not_checked(str(error))
     except (ModelError, UnsupportedModelError) as error:
@@ -97,6 +97,20 @@ def _compared(
         f"{max(worst.values()):.2g}. Export the step with a loss scale"
     )
     return replace(scaled, reason=reason)
+
+
+def _with_zeros(finding: Finding, references: Mapping[str, Reference]) -> Finding:
+    """Say which outputs FP32 itself knows nothing of: they count by what low precision loses there."""
+    off = {name for name, error in finding.parts.items() if error}
+    zeros = off.intersection(*(reference.zero_but_for_rounding for reference in references.values() if off))
+    if not zeros:
+        return finding
+    several = f"{len(zeros)} outputs are" if len(zeros) > 1 else "1 output is"
+    reason = (
+        f"{finding.reason}. {several} zero but for rounding in FP32, too, and held against all that low "
+        f"precision loses there: {listed(map(repr, sorted(zeros)))}"
+    )
+    return replace(finding, reason=reason)
 
 
 def _at_settled_scale(

@@ -33,6 +33,12 @@ FEWER_BITS = 2.0**13
 GRANTED = 10.0
 """Against a limit of 1 % an output may lose a tenth of what FP16 has to lose of it: 10 times 1 %."""
 
+POORLY_DETERMINED = 0.05
+"""Relative error of FP32 itself from which on an output says nothing: it is zero but for rounding."""
+
+_ALL = 100.0
+"""Such an output may lose all that FP16 has to lose of it: 100 times 1 %."""
+
 
 _DRAWS = 3
 
@@ -59,7 +65,8 @@ class Reference:
     FP16 has 13 bits fewer than FP32, so what FP32 loses of an output, FP16 has to lose 8,192 times over: all
     of the gradient of a key's bias, which is zero but for rounding, and much of the gradients of a
     deep network at random weights. What FP32 loses shows when inputs change in their last bit. The
-    error of such an output is held against that loss, or against the size of all outputs of its kind.
+    error of such an output is held against that loss, or against the size of all outputs of its kind: against
+    a tenth of that loss where FP32 knows it, against all of it where the output is zero but for rounding.
     """
 
     model: onnx.ModelProto  # the FP32 graph, random nodes seeded
@@ -106,6 +113,12 @@ class Reference:
             for name, value in again
             if self._sizes.get(name)
         }
+
+    @cached_property
+    def zero_but_for_rounding(self) -> frozenset[str]:
+        """Outputs that FP32 itself does not know, such as the gradient of a bias before a normalization."""
+        own = self.own_error
+        return frozenset(name for name in self._sizes if own.get(name, float("inf")) > POORLY_DETERMINED)
 
     def error_of_rounding(self, low: Precision) -> Mapping[str, float]:
         """Relative error of the FP32 step where all it is given is moved by as much as `low` may round it.
@@ -205,7 +218,8 @@ class Reference:
     def _conditioned(self, name: str, error: float) -> float:
         """The error of an output in view of how well FP32 knows it."""
         size = self._sizes[name]
-        amplified = self.own_error.get(name, float("inf")) * FEWER_BITS * GRANTED
+        granted = _ALL if name in self.zero_but_for_rounding else GRANTED
+        amplified = self.own_error.get(name, float("inf")) * FEWER_BITS * granted
         if not np.isfinite(error):
             return float("inf")
         if amplified <= 1.0:

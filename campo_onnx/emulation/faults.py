@@ -33,9 +33,6 @@ Nodes: TypeAlias = frozenset[str]
 MANY_TIMES = 4.0
 """By how much other nodes may add to the error that the products make by themselves."""
 
-POORLY_DETERMINED = 0.05
-"""Relative error of FP32 itself from which on an output says nothing: it is zero but for rounding."""
-
 _LARGEST_ERROR = 1e9  # files hold no infinity
 ROUNDING_AND_LAYERS = 2.0  # what is given is rounded, and what every layer makes of it
 MOST_BY_CHOICE = 0.5  # an output that is off by half of itself is wrong, whatever the network chooses
@@ -226,11 +223,12 @@ class ProbedBatch:
         return self._feeds if name is None else {**self._feeds, name: np.full_like(self._feeds[name], scale)}
 
     def effect(self, low_nodes: Nodes) -> float:
-        """The error of the output that is the furthest off where some nodes are low."""
+        """The largest error of an output where some nodes are low; a large one in view of FP32's own."""
         outcome = self.trial(low_nodes)
         if outcome.failure or outcome.unfinite:
             return math.inf
-        return max((*outcome.errors.values(), *outcome.integers.values()), default=0.0)
+        errors = (outcome.conditioned.get(name, error) for name, error in outcome.errors.items())
+        return max((*errors, *outcome.integers.values()), default=0.0)
 
     def _but_for_the_loss_scale(self, low_nodes: Nodes) -> Trial:
         """Leave gradients out that overflow only because of the loss scale: the loss scaler answers those."""
@@ -329,7 +327,7 @@ class ProbedBatch:
         """Whether FP32 itself hardly determines the output, or the network chooses by what is rounded."""
         reference, subject = self._reference, self._subject
         is_gradient = name in subject.gradients
-        is_poor = reference.own_error.get(name, float("inf")) > POORLY_DETERMINED
+        is_poor = name in reference.zero_but_for_rounding
         if (is_gradient or is_poor) and outcome.conditioned.get(name, 0.0) <= self._limit:
             return True
         if not is_gradient and name not in reference.bases and name not in subject.chosen:

@@ -192,3 +192,21 @@ def test_a_step_that_overflows_on_rounded_inputs_excuses_nothing(choosing, monke
     step = choosing(0.02)
     monkeypatch.setattr(Reference, "error_of_rounding", lambda *_: {"y": math.inf})
     assert checked(step, min_speedup=0, inputs=(step.folder / "batch.npz",))["drift"].status is Status.FAILED
+
+
+# --- drift of what is zero ---
+
+CENTERED = """g (float[256,64] dy) => (float[64] bias) {{
+    axis = Constant<value = int64[1] {{0}}>() m = ReduceMean<keepdims=1>(dy, axis) {}
+    bias = ReduceSum<keepdims=0>(d, axis) }}"""
+
+
+def test_the_gradient_of_a_bias_before_a_normalization_is_zero_but_for_rounding(model_text, tmp_path):
+    """Its terms sum up to nothing: what is left is FP32's rounding, or 8,192 times as much."""
+    step = SimpleNamespace(fp32=tmp_path / "step.onnx", mixed=tmp_path / "mixed.onnx")
+    onnx.save(model_text(CENTERED.format("d = Sub(dy, m)")), step.fp32)
+    low = "e = Sub(dy, m) l = Cast<to = 10>(e) d = Cast<to = 1>(l)"
+    onnx.save(model_text(CENTERED.format(low)), step.mixed)
+    found = checked(step, min_speedup=0)["drift"]
+    assert found.status is Status.PASSED, found.reason
+    assert "1 output is zero but for rounding in FP32, too" in found.reason

@@ -12,6 +12,7 @@ from onnx import parser
 from campo_onnx import Options, Precision, oplists, optimize_model, target
 from campo_onnx.emulation import probe as probing
 from campo_onnx.emulation.batches import Batch, draw_batches
+from campo_onnx.emulation.faults import ProbedBatch
 from campo_onnx.emulation.numerics import emulate, seeded
 from campo_onnx.emulation.probe import Probed, probe, wrongdoers
 from campo_onnx.emulation.rounded import rounded
@@ -341,3 +342,20 @@ def test_random_nodes_draw_the_same_each_time(case: str) -> None:
     feeds = {"x": np.ones(64, np.float32)}
     first, second = (run(seeded(model), feeds, machine("cpu")) for _ in range(2))
     np.testing.assert_array_equal(first["y"], second["y"])
+
+
+def test_nodes_rank_by_outputs_that_say_something() -> None:
+    """A sum of centered values is zero but for rounding: off by a hundred times itself, it is not wrong."""
+    text = (
+        "(float[256, 256] x, float[256, 256] w, float[256, 256] v) => (float[256] zero, float[256, 256] y) { "
+        "[axis] a = Constant<value = int64[1] {0}>() [mean] m = ReduceMean<keepdims = 1>(x, a) "
+        "[center] c = Sub(x, m) [sum] zero = ReduceSum<keepdims = 0>(c, a) "
+        "[dot] p = MatMul(x, w) [add] y = Add(p, v) }"
+    )
+    optimized, options = planned(text)
+    view = optimized.problem.view
+    subject = probing._subject(optimized, optimized.imported.model, view)
+    (batch, *_) = draw_batches(view, ["dot"], options.ranges)
+    probed = ProbedBatch(subject, batch.title, batch.feeds)
+    assert probed.trial(frozenset({"center"})).errors["zero"] > 100
+    assert probed.effect(frozenset({"center"})) < 0.02

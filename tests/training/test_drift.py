@@ -4,7 +4,7 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from campo_onnx.emulation.drift import Reference
+from campo_onnx.emulation.drift import FEWER_BITS, MOST_IN_FP16, Reference
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.registry import machine
 
@@ -61,6 +61,20 @@ def test_what_fp32_does_not_know_is_held_against_its_kind():
     assert given.drift_of(off)["noise"] < 0.01
     far_off = {**given.outputs, "noise": given.outputs["noise"] + np.float32(0.1)}
     assert given.drift_of(far_off)["noise"] > 0.05
+
+
+ZERO = """(float[4,8] x, float[4,8] z) => (float[4,8] noise)
+          { s = Add(x, z) d = Sub(s, x) noise = Sub(d, z) }"""
+
+
+def test_what_is_zero_but_for_rounding_may_lose_all_that_fp16_has_to_lose():
+    given = reference(ZERO, {"x": X, "z": 0.3 * X[::-1].copy()})
+    assert given.zero_but_for_rounding == {"noise"}
+    lost = FEWER_BITS * given.own_error["noise"] * given.outputs["noise"]
+    errors = {
+        times: given.drift_of({"noise": given.outputs["noise"] + times * lost})["noise"] for times in (0.5, 2)
+    }
+    assert errors[0.5] < MOST_IN_FP16 < errors[2]
 
 
 CHOICE = """(float[64,64] x, float[64,64] z) => (float[64,64] chosen, float[64,64] plain)
