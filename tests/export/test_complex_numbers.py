@@ -14,7 +14,7 @@ from torch import nn
 
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.export.torch import export_training_step
-from campo_onnx.export.torch.fourier import Complex, _rows_transformed
+from campo_onnx.export.torch.complex_numbers import FOURIER, Complex
 from campo_onnx.integrations.torch_compile import campo_onnx
 
 KERNEL = torch.complex(torch.linspace(-1, 1, 9).reshape(3, 3), torch.linspace(1, 2, 9).reshape(3, 3))
@@ -96,7 +96,7 @@ def test_compiled(function: Callable[..., Any], shape: tuple[int, ...]) -> None:
 def test_transforms_are_as_exact_as_torchs(size: int) -> None:
     generator = torch.Generator().manual_seed(size)
     x, y = (torch.randn(8, size, generator=generator) for _ in range(2))
-    z = _rows_transformed(Complex(x, y), -1)
+    z = FOURIER.rows_transformed(Complex(x, y), -1)
     exact = torch.fft.fft(torch.complex(x.double(), y.double()))
     ours = (torch.complex(*z) - exact).norm()
     assert ours <= 3 * max((torch.fft.fft(torch.complex(x, y)) - exact).norm(), 2**-24 * exact.norm())

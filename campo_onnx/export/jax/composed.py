@@ -145,22 +145,26 @@ RULES: Mapping[str, Callable[..., Any]] = {
 
 
 def traced(name: str, operands: Sequence[Any], parameters: Mapping[str, Any]) -> Any:
-    """Trace the function of a primitive, or give None where there is none for it.
-
-    `operands`: types of arrays; of a constant its value, which the function may look at.
-    """
+    """Trace the function of a primitive, or give None where there is none for it; see :func:`traced_rule`."""
     rule = RULES.get(name)
-    if rule is None:
-        return None
+    results = None if rule is None else traced_rule(rule, operands, parameters)
+    return None if results is None else results[0]
+
+
+def traced_rule(
+    rule: Callable[..., Any], operands: Sequence[Any], parameters: Mapping[str, Any]
+) -> tuple[Any, Any] | None:
+    """Trace a function; gives the jaxpr and a tree of its results, or None where it leaves them to others.
+
+    `operands`: types of arrays, or pairs of them; of a constant its value, which the function may look at.
+    """
     try:
         signature(rule).bind(*operands, **parameters)
     except TypeError:  # it does not know a parameter
         return None
 
     def call(*values: Any) -> Any:
-        arguments = [
-            v if isinstance(x, jax.core.ShapedArray) else x for v, x in zip(values, operands, strict=True)
-        ]
+        arguments = [v if _is_type(x) else x for v, x in zip(values, operands, strict=True)]
         results = rule(*arguments, **parameters)
         if results is NotImplemented:
             raise _NotHereError
@@ -168,6 +172,11 @@ def traced(name: str, operands: Sequence[Any], parameters: Mapping[str, Any]) ->
 
     with jax.enable_x64(True):
         try:
-            return jax.make_jaxpr(call)(*(jax.ShapeDtypeStruct(jnp.shape(x), x.dtype) for x in operands))
+            types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype), list(operands))
+            return jax.make_jaxpr(call, return_shape=True)(*types)
         except _NotHereError:
             return None
+
+
+def _is_type(x: Any) -> bool:
+    return isinstance(x, jax.core.ShapedArray | tuple)

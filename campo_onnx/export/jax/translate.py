@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,17 @@ from jax.extend import core
 
 from campo_onnx.builder.value import dtype_of
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.export.jax import arrays, composed, elementwise, lookups, loops, random, windows
+from campo_onnx.export.fourier import Complex
+from campo_onnx.export.jax import (
+    arrays,
+    complex_numbers,
+    composed,
+    elementwise,
+    lookups,
+    loops,
+    random,
+    windows,
+)
 from campo_onnx.export.translate import Constant, Operation, Read, TracedStep, refuse_unknown, translate_step
 from campo_onnx.export.translation import Expected, merged
 
@@ -34,6 +44,10 @@ _BRANCHES = "cond"
 
 _LINEAR_SOLVE = "custom_linear_solve"
 _CONTROL_FLOW = frozenset({"while"})
+_WITH_FUNCTIONS = _CALLS.union((_BRANCHES, _LINEAR_SOLVE, "scan"))
+Ref: TypeAlias = "int | Complex"
+"""Name of a tensor; of a complex one those of its parts."""
+
 _WITHOUT_EFFECT = frozenset(
     {
         "is_stable",  # every sort is
@@ -70,6 +84,12 @@ def translate(closed: Any, inputs: Sequence[str], outputs: Sequence[str], *, ops
     """Write a closed jaxpr as a model."""
     line = _StraightLine()
     variables = closed.jaxpr.invars
+    for name, variable in [
+        *zip(inputs, variables, strict=True),
+        *zip(outputs, closed.jaxpr.outvars, strict=True),
+    ]:
+        if _is_complex(variable):
+            raise complex_numbers.refused(f"{name!r} is complex")
     refs = [line.fresh() for _ in variables]
     results = line.add(closed.jaxpr, closed.consts, refs, "")
     operations = [item for item in line.body if isinstance(item, Operation)]
@@ -124,18 +144,18 @@ class _StraightLine:
     def __init__(self) -> None:
         self.body: list[Constant | Operation] = []
         self._numbers = count()
-        self._known: dict[int, Any] = {}
+        self._known: dict[Ref, Any] = {}
 
     def fresh(self) -> int:
         """Give a name to a tensor: a function that is called twice has the same variables both times."""
         return next(self._numbers)
 
-    def add(self, jaxpr: Any, constants: Sequence[Any], arguments: Iterable[int], scope: str) -> list[int]:
+    def add(self, jaxpr: Any, constants: Sequence[Any], arguments: Iterable[Ref], scope: str) -> list[Ref]:
         """Add a function's equations; gives its results."""
-        refs: dict[Any, int] = dict(zip(jaxpr.invars, arguments, strict=True))
+        refs: dict[Any, Ref] = dict(zip(jaxpr.invars, arguments, strict=True))
         refs |= {v: self._constant(c) for v, c in zip(jaxpr.constvars, constants, strict=True)}
 
-        def ref(atom: Any) -> int:
+        def ref(atom: Any) -> Ref:
             if isinstance(atom, core.Literal):
                 return self._constant(np.asarray(atom.val, atom.aval.dtype))
             return refs[atom]
@@ -143,7 +163,10 @@ class _StraightLine:
         for equation in jaxpr.eqns:
             operands = [ref(atom) for atom in equation.invars]
             inside = _scope(scope, str(equation.source_info.name_stack))
-            inner = _called(equation) or _composed(equation)
+            in_parts = equation.primitive.name not in _WITH_FUNCTIONS and any(
+                map(_is_complex, (*equation.invars, *equation.outvars))
+            )
+            inner = None if in_parts else _called(equation) or _composed(equation)
             if equation.primitive.name in _CONTROL_FLOW:
                 raise UnsupportedModelError(
                     f"control flow cannot be exported: {equation.primitive.name} (in {inside or _OUTERMOST})",
@@ -156,6 +179,8 @@ class _StraightLine:
                 results = self._unrolled(equation, operands, inside)
             elif equation.primitive.name == _LINEAR_SOLVE:
                 results = self._solved(equation, operands, inside)
+            elif in_parts:
+                results = self._in_parts(equation, operands, inside)
             elif inner is not None:
                 results = self.add(*inner, operands, inside)
             elif _is_of_keys(equation) and all(o in self._known for o in operands):
@@ -166,7 +191,34 @@ class _StraightLine:
             refs.update(zip(equation.outvars, results, strict=True))
         return [ref(atom) for atom in jaxpr.outvars]
 
-    def _unrolled(self, equation: Any, operands: Sequence[int], scope: str) -> list[int]:
+    def _in_parts(self, equation: Any, operands: Sequence[Ref], scope: str) -> list[Ref]:
+        """Add an operation on complex numbers as operations on their parts."""
+        simplest = [self._simplest(ref) for ref in operands]
+        types = [*map(_type, equation.invars, simplest)]
+        closed, kinds = complex_numbers.traced(
+            equation.primitive, types, equation.params, scope or _OUTERMOST
+        )
+        parts = iter(self.add(closed.jaxpr, closed.consts, jax.tree.leaves(simplest), scope))
+        results: list[Ref] = []
+        for variable, kind in zip(equation.outvars, kinds, strict=True):
+            ref: Ref = Complex(next(parts), next(parts)) if isinstance(kind, Complex) else next(parts)
+            is_short = _is_complex(variable) and not isinstance(ref, Complex)
+            results.append(
+                Complex(ref, self._constant(np.zeros(kind.shape, kind.dtype))) if is_short else ref
+            )
+        return results
+
+    def _simplest(self, ref: Ref) -> Ref:
+        """Give a complex number whose imaginary part is constant zeros as its real part."""
+        if (
+            isinstance(ref, Complex)
+            and ref.imaginary in self._known
+            and not np.any(self._known[ref.imaginary])
+        ):
+            return ref.real
+        return ref
+
+    def _unrolled(self, equation: Any, operands: Sequence[Ref], scope: str) -> list[Ref]:
         """Add a loop's body once a turn."""
         p = equation.params
         body, first = p["jaxpr"], p["num_consts"] + p["num_carry"]
@@ -178,7 +230,7 @@ class _StraightLine:
         shared, carry = operands[: p["num_consts"]], list(operands[p["num_consts"] : first])
         rows = body.jaxpr.invars[first:]
         turns = range(p["length"])[:: -1 if p["reverse"] else 1]
-        stacked: dict[int, list[int]] = {}
+        stacked: dict[int, list[Ref]] = {}
         for turn in turns:
             pairs = zip(operands[first:], rows, strict=True)
             own = [self._new(loops.ROW, [ref], {"turn": turn}, [row], scope)[0] for ref, row in pairs]
@@ -190,14 +242,14 @@ class _StraightLine:
             for i, variable in enumerate(stacks)
         ]
 
-    def _solved(self, equation: Any, operands: Sequence[int], scope: str) -> list[int]:
+    def _solved(self, equation: Any, operands: Sequence[Ref], scope: str) -> list[Ref]:
         """Add the function that solves; the product that it inverts is there for derivatives."""
         counts, solve = equation.params["const_lengths"], equation.params["jaxprs"].solve
         first = counts.matvec + counts.vecmat
         arguments = [*operands[first : first + counts.solve], *operands[sum(counts) :]]
         return self.add(solve.jaxpr, solve.consts, arguments, scope)
 
-    def _chosen(self, equation: Any, operands: Sequence[int], scope: str) -> list[int]:
+    def _chosen(self, equation: Any, operands: Sequence[Ref], scope: str) -> list[Ref]:
         """Add every branch, and choose among their results; of those for platforms, the one for any."""
         which, *arguments = operands
         if platforms := equation.params.get("branches_platforms"):
@@ -209,7 +261,7 @@ class _StraightLine:
             for variable, *cases in zip(equation.outvars, *branches, strict=True)
         ]
 
-    def _computed(self, equation: Any, operands: Sequence[int]) -> list[int]:
+    def _computed(self, equation: Any, operands: Sequence[Ref]) -> list[Ref]:
         """Let JAX compute what keys make that are constant."""
         results = equation.primitive.bind(*(self._known[o] for o in operands), **equation.params)
         return [self._constant(r) for r in (results if equation.primitive.multiple_results else [results])]
@@ -217,24 +269,29 @@ class _StraightLine:
     def _new(
         self,
         kind: str,
-        operands: Sequence[int],
+        operands: Sequence[Ref],
         parameters: Mapping[str, Any],
         variables: Sequence[Any],
         scope: str,
-    ) -> list[int]:
-        results = [self.fresh() for _ in variables]
-        self.body.append(
-            Operation(
-                kind=kind,
-                place=scope,
-                arguments=partial(_arguments, operands, parameters),
-                expected=[_expected(variable) for variable in variables],
-                results=results,
+    ) -> list[Ref]:
+        by_part: list[list[int]] = []
+        for place in range(2 if any(map(_is_complex, variables)) else 1):
+            by_part.append([self.fresh() for _ in variables])
+            own = [ref[place] if isinstance(ref, Complex) else ref for ref in operands]
+            self.body.append(
+                Operation(
+                    kind=kind,
+                    place=scope,
+                    arguments=partial(_arguments, own, parameters),
+                    expected=[_expected(variable) for variable in variables],
+                    results=by_part[-1],
+                )
             )
-        )
-        return results
+        return [*map(Complex, *by_part)] if len(by_part) > 1 else [*by_part[0]]
 
-    def _constant(self, array: Any) -> int:
+    def _constant(self, array: Any) -> Ref:
+        if np.iscomplexobj(array):
+            return Complex(self._constant(np.real(array)), self._constant(np.imag(array)))
         ref = self.fresh()
         self._known[ref] = array
         # A key is not an array, and only what makes other keys of it reads it.
@@ -264,10 +321,27 @@ def _is_key(aval: Any) -> bool:
     return bool(jnp.issubdtype(aval.dtype, jax.dtypes.prng_key))
 
 
+def _is_complex(variable: Any) -> bool:
+    return bool(jnp.issubdtype(variable.aval.dtype, np.complexfloating))
+
+
+def _type(atom: Any, ref: Ref) -> Any:
+    """Give the type of an operand, or the value of a constant; of a complex one as its parts go."""
+    if isinstance(atom, core.Literal):
+        value = np.asarray(atom.val, atom.aval.dtype)
+        return Complex(value.real, value.imag) if isinstance(ref, Complex) else value.real
+    if not _is_complex(atom):
+        return atom.aval
+    part = jax.core.ShapedArray(atom.aval.shape, jnp.finfo(atom.aval.dtype).dtype)
+    return Complex(part, part) if isinstance(ref, Complex) else part
+
+
 def _expected(variable: Any) -> Expected:
     if _is_key(variable.aval):
         return Expected(dtype=dtype_of(np.uint32), shape=tuple(variable.aval.shape))
-    return Expected(dtype=dtype_of(variable.aval.dtype), shape=tuple(variable.aval.shape))
+    kind = variable.aval.dtype
+    real = jnp.finfo(kind).dtype if _is_complex(variable) else kind
+    return Expected(dtype=dtype_of(real), shape=tuple(variable.aval.shape))
 
 
 def _scope(outer: str, stack: str) -> str:

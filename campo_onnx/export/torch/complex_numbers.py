@@ -3,6 +3,7 @@
 Autograd has been there before, so that gradients are among the operations that are replaced.
 """
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
@@ -13,14 +14,22 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves, tree_map
 
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.export.torch import fourier
-from campo_onnx.export.torch.fourier import Complex
+from campo_onnx.export.fourier import Complex, Fourier
 from campo_onnx.export.torch.origin import origin_of
 
 aten = torch.ops.aten
 
 _Number: TypeAlias = complex | float | int | torch.Tensor | Complex
 _REAL = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
+
+
+def _turns(rows: int, columns: int, size: int, like: torch.Tensor) -> Complex:
+    j, k = (torch.arange(n, device=like.device) for n in (rows, columns))
+    angle = (j.unsqueeze(1) * k % size).double() * (2 * math.pi / size)
+    return Complex(angle.cos().to(like.dtype), angle.sin().to(like.dtype))
+
+
+FOURIER = Fourier(torch, _turns)
 
 
 def _parts(z: _Number) -> Complex:
@@ -135,6 +144,9 @@ _MOVES = """
 RULES: Mapping[str, Callable[..., Any]] = {
     "_conj": _conjugate,
     "_conj_physical": _conjugate,
+    "_fft_c2c": FOURIER.complex_to_complex,
+    "_fft_c2r": FOURIER.complex_to_real,
+    "_fft_r2c": FOURIER.real_to_complex,
     "_to_copy": _converted,
     "abs": lambda z: torch.hypot(*z),
     "add": _sum,
@@ -157,7 +169,6 @@ RULES: Mapping[str, Callable[..., Any]] = {
     "sub": lambda x, y, *, alpha=1: _sum(x, _product(y, alpha), alpha=-1),
     "view_as_complex": lambda x: Complex(x.select(-1, 0), x.select(-1, 1)),
     "view_as_real": lambda z: torch.stack(z, -1),
-    **fourier.RULES,
 }
 """By operation, what becomes of the parts; NotImplemented where that is not written."""
 
