@@ -156,7 +156,7 @@ def _but_for_choices(
     references: Mapping[str, Reference],
     context: CheckContext,
 ) -> Finding:
-    """Leave out outputs that no low precision gets closer: the network chooses by what is rounded.
+    """Leave out outputs that no low precision gets closer: the network magnifies roundings, or chooses by them.
 
     A limit that the policy sets is meant as it stands.
     """
@@ -185,7 +185,7 @@ def _but_for_choices(
     reason = (
         f"{others.reason}. {len(close)} more outputs, the farthest {name!r} with {close[name]:.2g}, are "
         f"within {ROUNDING_AND_LAYERS:g} times what the FP32 step itself is off by when its inputs are "
-        f"rounded to {low.value}: it chooses otherwise (ReLU, max pooling), and a gradient changes with it"
+        f"rounded to {low.value}: it magnifies roundings, or chooses otherwise (ReLU, max pooling)"
     )
     return replace(others, reason=reason, parts=worst)
 
