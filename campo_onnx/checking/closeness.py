@@ -156,7 +156,7 @@ def _but_for_choices(
     references: Mapping[str, Reference],
     context: CheckContext,
 ) -> Finding:
-    """Leave out outputs that no low precision gets closer: the network magnifies roundings, or chooses by them.
+    """Leave out outputs that no low precision gets closer: roundings are magnified, or choose otherwise.
 
     A limit that the policy sets is meant as it stands.
     """
