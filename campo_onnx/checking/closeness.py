@@ -182,9 +182,11 @@ def _but_for_choices(
         return finding
     others = _drift_finding({n: e for n, e in worst.items() if n not in close}, limit, ", ".join(references))
     name = max(close, key=lambda output: close[output])
+    several = f"{len(close)} more outputs, the farthest {name!r} with {close[name]:.2g}, are"
+    if len(close) == 1:
+        several = f"1 more output, {name!r} with {close[name]:.2g}, is"
     reason = (
-        f"{others.reason}. {len(close)} more outputs, the farthest {name!r} with {close[name]:.2g}, are "
-        f"within {ROUNDING_AND_LAYERS:g} times what the FP32 step itself is off by when its inputs are "
+        f"{others.reason}. {several} within {ROUNDING_AND_LAYERS:g} times what the FP32 step itself is off by when its inputs are "
         f"rounded to {low.value}: it magnifies roundings, or chooses otherwise (ReLU, max pooling)"
     )
     return replace(others, reason=reason, parts=worst)
