@@ -186,8 +186,9 @@ def _but_for_choices(
     if len(close) == 1:
         several = f"1 more output, {name!r} with {close[name]:.2g}, is"
     reason = (
-        f"{others.reason}. {several} within {ROUNDING_AND_LAYERS:g} times what the FP32 step itself is off by when its inputs are "
-        f"rounded to {low.value}: it magnifies roundings, or chooses otherwise (ReLU, max pooling)"
+        f"{others.reason}. {several} within {ROUNDING_AND_LAYERS:g} times what the FP32 step itself is "
+        f"off by when its inputs are rounded to {low.value}: it magnifies roundings, or chooses otherwise "
+        f"(ReLU, max pooling)"
     )
     return replace(others, reason=reason, parts=worst)
 
