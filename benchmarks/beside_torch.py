@@ -93,7 +93,7 @@ def write_step(name: str, folder: Path) -> None:
 def errors_of(name: str, folder: Path, feeds: Mapping[str, Any]) -> Facts:
     """Compare loss and every gradient, of the first batch and without dropout, with torch in FP64."""
     from benchmarks.measured.networks import case_of
-    from campo_onnx.integrations.trial.gradients import gradient_error
+    from campo_onnx.integrations.trial.sides import gradient_error
     from campo_onnx.integrations.trial.torch_steps import TorchStep
     from campo_onnx.ir.importer import import_model
     from campo_onnx.lowering.place import Place

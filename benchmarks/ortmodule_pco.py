@@ -19,7 +19,7 @@ from onnxruntime.training.ortmodule import DebugOptions, LogLevel, ORTModule
 
 from benchmarks.pages import arguments, made, publish
 from campo_onnx import Options, oplists, target
-from campo_onnx.integrations.backward import with_backward
+from campo_onnx.integrations.forward import with_backward
 from campo_onnx.integrations.ortmodule import Attached, attach
 from campo_onnx.ir.importer import import_model
 from campo_onnx.optimize.problem import Problem

@@ -253,7 +253,7 @@ def check(
         write_text(to_junit(checked), junit)
     if report is not None:
         from campo_onnx.checking.as_plan import as_plan
-        from campo_onnx.report.check_page import check_page
+        from campo_onnx.report.plan_page import check_page
 
         with working(f"writing {report.name}"):
             write_text(check_page(checked, as_plan(pairs[0]) if len(pairs) == 1 else None), report)

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from .optimize import default_output, optimize
 from .options import OUTPUT, DeviceOption, ForceOption, option
+from .render.bench import print_verification
 from .render.console import print_line, print_note
-from .render.verification import print_verification
 from .verification import verified
 
 EXAMPLE = "bert_layer.onnx"

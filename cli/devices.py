@@ -39,7 +39,7 @@ def devices(
     from campo_onnx.files import check_file
     from campo_onnx.files.document_format import to_report
     from campo_onnx.measure.store import Store, default_path
-    from campo_onnx.targets.here import this_machine
+    from campo_onnx.targets.detect import this_machine
     from campo_onnx.targets.target import target
 
     check_one_form(json=json, form=form)

@@ -25,9 +25,8 @@ from .options import (
 from .outputs import check_outputs
 from .preparation import check_inputs
 from .render.bench import print_written
-from .render.comparison import headline
+from .render.comparison import headline, print_frontiers
 from .render.console import command_line, print_json, print_note, progressing, working
-from .render.frontier import print_frontiers
 from .signature import with_options
 
 if TYPE_CHECKING:
@@ -149,7 +148,7 @@ def frontier(
         title = f"{model.name} on {headline(results[0].plans[0].plan)}"
         save_figure(draw_frontiers([result.plans for result in results], title=title), plot)
     if report is not None:
-        from campo_onnx.report.frontier_page import frontier_page
+        from campo_onnx.report.comparison_page import frontier_page
 
         with working(f"writing {report.name}"):
             write_text(frontier_page(results, model=model.name, command=command_line()), report)

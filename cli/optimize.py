@@ -24,11 +24,10 @@ from .options import (
     option,
 )
 from .outputs import check_outputs
-from .preparation import DataArguments, cleaned_up, planned
-from .probing import ProbeArguments, probed
+from .preparation import DataArguments, ProbeArguments, cleaned_up, planned, probed
+from .render.bench import print_verification
 from .render.console import command_line, print_json, print_note, progressing, set_loudness, working
 from .render.plan import print_optimized
-from .render.verification import print_verification
 from .signature import with_options
 from .verification import VerificationArguments, check_repairable, verified
 

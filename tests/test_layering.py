@@ -99,7 +99,6 @@ EXCEPTIONS = {
     ("campo_onnx.measure.profiler", "campo_onnx.runtime.onnxruntime.kernel_trace"),
     ("campo_onnx.measure.profiler", "campo_onnx.runtime.onnxruntime.kineto"),
     ("campo_onnx.measure.counters", "campo_onnx.runtime.onnxruntime.ncu"),
-    ("campo_onnx.measure.counters", "campo_onnx.runtime.onnxruntime.ncu_table"),
     ("campo_onnx.bench.meters", "campo_onnx.runtime.onnxruntime.ncu"),
     ("campo_onnx.builder.target", "campo_onnx.runtime.onnxruntime.kernels"),  # its own operators are written
     ("campo_onnx.emulation.simplify", "campo_onnx.runtime.onnxruntime.optimized"),

@@ -15,8 +15,7 @@ from flax import linen, nnx
 from benchmarks.models.case import Case
 from benchmarks.models.exactness import MOMENTUM, RATE, STEPS, Arrays, Framework, Trained
 from campo_onnx.export.jax import export_training_step
-from campo_onnx.export.jax.names import names_of
-from campo_onnx.export.jax.state import first_state
+from campo_onnx.export.jax.state import first_state, names_of
 
 LABELS = np.arange(4, dtype=np.int32) % 3
 

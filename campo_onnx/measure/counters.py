@@ -13,8 +13,7 @@ from campo_onnx.measure.one_node import one_node_model
 from campo_onnx.ops.facts import work_of
 from campo_onnx.ops.signature import Signature
 from campo_onnx.ops.work import HOST_ONLY
-from campo_onnx.runtime.onnxruntime.ncu import METRICS, count
-from campo_onnx.runtime.onnxruntime.ncu_table import DURATION
+from campo_onnx.runtime.onnxruntime.ncu import DURATION, METRICS, count
 
 COUNTERS = tuple(metric for metric in METRICS if metric != DURATION)
 """Names of the counters. The time they were read under is none of them: replaying makes it longer."""

@@ -8,7 +8,6 @@ JSON that its scripts show as text.
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,18 +27,6 @@ NEEDED = ("jinja2", "matplotlib")
 """Packages that a report needs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
-    """Contents of a report."""
-
-    template: str
-    title: str
-    values: Mapping[str, Any]  # what the template reads, by name
-    data: Mapping[str, Any] | None = None  # what its scripts read; None for a page without any
-    notes: Sequence[str] = field(default_factory=tuple)
-    command: str = ""
-
-
 def check_report(path: Path | None) -> None:
     """Find out before any work whether a report can be made; None if there will be none."""
     if path is None:
@@ -54,25 +41,37 @@ def check_report(path: Path | None) -> None:
         )
 
 
-def render(page: Page) -> str:
-    """Write a page as one HTML text; the same page is always the same text."""
+def render(
+    template: str,
+    title: str,
+    values: Mapping[str, Any],
+    data: Mapping[str, Any] | None = None,
+    *,
+    notes: Sequence[str] = (),
+    command: str = "",
+) -> str:
+    """Write a page as one HTML text; the same page is always the same text.
+
+    `values` is what the template reads, by name, and `data` what its scripts read; None for a page without
+    any.
+    """
     from jinja2.utils import htmlsafe_json_dumps
 
     environment = _environment()
     style = _own("style.css")
-    script = "\n".join(_own(name) for name in SCRIPTS) if page.data is not None else ""
-    data = "" if page.data is None else htmlsafe_json_dumps(page.data, **_JSON)
-    return environment.get_template(page.template).render(
-        title=page.title,
-        notes=page.notes,
-        command=page.command,
+    script = "\n".join(_own(name) for name in SCRIPTS) if data is not None else ""
+    held = "" if data is None else htmlsafe_json_dumps(data, **_JSON)
+    return environment.get_template(template).render(
+        title=title,
+        notes=notes,
+        command=command,
         style=style,
         script=script,
         policy=_policy(style, script),
-        data=data,
-        counts_bytes=page.data is not None and "bytes" in page.data,
+        data=held,
+        counts_bytes=data is not None and "bytes" in data,
         version=VERSION,
-        **page.values,
+        **values,
     )
 
 

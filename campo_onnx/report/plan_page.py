@@ -1,21 +1,92 @@
-"""The report of one plan."""
+"""The report of one plan, and that of a check: every rule on every graph."""
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import isfinite
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from campo_onnx.bench.result import BenchResult
+from campo_onnx.checking.as_plan import AsPlan
+from campo_onnx.checking.verdict import Verdicts
+from campo_onnx.ops.key import CAST, OpKey
+from campo_onnx.ops.registry import spec
+from campo_onnx.optimize.plan.edits import Decision
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.plan.report import Report, report_of
 from campo_onnx.optimize.problem import Problem
-from campo_onnx.optimize.traffic import Traffic
-from campo_onnx.report.costs import provenance
+from campo_onnx.optimize.traffic import Moved, Traffic
+from campo_onnx.report.costs import MEANINGS, provenance
 from campo_onnx.report.decisions import columns
-from campo_onnx.report.families import FamilyRow, family_rows, whole_step
-from campo_onnx.report.page import Page, render
+from campo_onnx.report.page import render
 from campo_onnx.report.pictures import bench_picture, bytes_picture, step_picture
 from campo_onnx.wording import duration, gigabytes, visible
+
+CASTS = "casts"
+"""Casts of the given graph and those that a plan inserts; they are not a family of operators."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyRow:
+    """One family of operators, all Casts, or the whole step.
+
+    Bytes and launches `before` and `after` are None where only a plan file is at hand.
+    """
+
+    name: str
+    nodes: int
+    low_nodes: int
+    fp32_us: float
+    planned_us: float
+    before: Moved | None = None
+    after: Moved | None = None
+
+
+def family_rows(plan: Plan, moved: tuple[Traffic, Traffic] | None) -> tuple[FamilyRow, ...]:
+    """Sum a plan up by family, longest first; the Casts come last."""
+    groups: dict[str, list[Decision]] = {CASTS: []}
+    for decision in plan.decisions:
+        op = OpKey.parse(decision.op_type)
+        groups.setdefault(CASTS if op == CAST else spec(op).family.value, []).append(decision)
+    before, after = (None, None) if moved is None else map(_by_name, moved)
+    rows = [
+        FamilyRow(
+            name=name,
+            nodes=len(decisions),
+            low_nodes=sum(d.is_lowered for d in decisions),
+            fp32_us=math.fsum(d.fp32_us for d in decisions),
+            planned_us=_planned_us(plan, decisions) + (plan.cast_us if name == CASTS else 0.0),
+            before=None if before is None else before.get(name, Moved()),
+            after=None if after is None else after.get(name, Moved()),
+        )
+        for name, decisions in groups.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: (row.name == CASTS, -row.fp32_us, row.name)))
+
+
+def whole_step(plan: Plan, rows: Sequence[FamilyRow]) -> FamilyRow:
+    """Sum all families up, in the plan's own figures."""
+    before = [row.before for row in rows if row.before is not None]
+    after = [row.after for row in rows if row.after is not None]
+    return FamilyRow(
+        name="the whole step",
+        nodes=sum(row.nodes for row in rows),
+        low_nodes=sum(row.low_nodes for row in rows),
+        fp32_us=plan.fp32_us,
+        planned_us=plan.predicted_us,
+        before=sum(before, Moved()) if before else None,
+        after=sum(after, Moved()) if after else None,
+    )
+
+
+def _planned_us(plan: Plan, decisions: Sequence[Decision]) -> float:
+    dropped = {cast.node for cast in plan.dropped}
+    return math.fsum(d.planned_us for d in decisions if d.node not in dropped)
+
+
+def _by_name(counted: Traffic) -> dict[str, Moved]:
+    return {CASTS: counted.casts} | {family.value: moved for family, moved in counted.by_family.items()}
 
 
 class Card(NamedTuple):
@@ -56,9 +127,7 @@ def plan_page(
     }
     title = f"{visible(model)} in mixed precision"
     data = columns([plan], problem)
-    return render(
-        Page(template="plan.html", title=title, values=values, data=data, notes=notes, command=command)
-    )
+    return render("plan.html", title, values, data, notes=notes, command=command)
 
 
 def plan_values(plan: Plan, problem: Problem | None, moved: tuple[Traffic, Traffic] | None) -> dict[str, Any]:
@@ -146,3 +215,37 @@ def _cards_of_traffic(whole: FamilyRow, before: Traffic, after: Traffic) -> list
             "memory that they take at a time, counted",
         ),
     ]
+
+
+def check_page(checked: Sequence[Verdicts], mixed: AsPlan | None = None) -> str:
+    """Write the verdicts on some graphs as HTML.
+
+    `mixed` is, of a single graph, what it has made of each node. The page then shows its step, map,
+    decisions, Casts and sources of costs, as that of a plan does.
+    """
+    failed = sum(not verdicts.passed for verdicts in checked)
+    graphs = "graph" if len(checked) == 1 else "graphs"
+    title = f"Check of {len(checked)} mixed {graphs}: {f'{failed} failed' if failed else 'passed'}"
+    rules = sum(len(verdicts.verdicts) for verdicts in checked)
+    outcome = f"{failed} with something that failed" if failed else "none failed"
+    summary = f"{len(checked)} {graphs}, {rules} rules, {outcome}."
+    values: dict[str, Any] = {
+        "graphs": [(verdicts, _errors(verdicts)) for verdicts in checked],
+        "summary": summary,
+        "meanings": MEANINGS,
+    }
+    if mixed is None:
+        return render("verdicts.html", title, values | {"plan": None})
+    values |= plan_values(mixed.plan, mixed.problem, (mixed.before, mixed.after))
+    data = columns([mixed.plan], mixed.problem)
+    return render("verdicts.html", title, values, data)
+
+
+def _errors(verdicts: Verdicts) -> dict[str, Any] | None:
+    """The error of each output, largest first, with its limit; None where drift was not measured."""
+    finding = next((verdict.finding for verdict in verdicts.verdicts if verdict.finding.parts), None)
+    if finding is None:
+        return None
+    rows = sorted(finding.parts.items(), key=lambda row: (-row[1], row[0]))
+    longest = max(finding.limit or 0.0, rows[0][1]) or 1.0
+    return {"rows": rows, "limit": finding.limit, "longest": longest}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from campo_onnx.calibrate.knowledge import Knowledge
     from campo_onnx.hardware.hardware import Hardware
     from campo_onnx.runtime.api import Capabilities
-    from campo_onnx.targets.here import Here
+    from campo_onnx.targets.detect import Here
 
 
 def print_devices(devices: Sequence["Knowledge"], form: TableFormat = TableFormat.TEXT) -> None:

@@ -117,7 +117,7 @@ def test_phases_tell_how_many_nodes_there_are(program, monkeypatch):
         phases.append(what)
         yield
 
-    for module in ("preparation", "probing", "optimize"):
+    for module in ("preparation", "optimize"):
         monkeypatch.setattr(f"campo_onnx_cli.{module}.working", told)
     assert program("optimize", MLP, "-o", "o.onnx", "--device", "v100", "--strategy", "tf-amp") == 0
     of_nodes = "mlp.onnx, 71 nodes, for v100"

@@ -18,7 +18,7 @@ from flax.training.train_state import TrainState
 
 from campo_onnx.errors import CampoError
 from campo_onnx.export.jax import export_function
-from campo_onnx.export.jax.names import names_of
+from campo_onnx.export.jax.state import names_of
 
 X = np.random.default_rng(0).standard_normal((4, 6), dtype=np.float32)
 BATCH = {"x": X, "y": np.arange(4, dtype=np.int32) % 3}

@@ -12,7 +12,7 @@ from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.registry import runtimes
 from campo_onnx.targets import detect
 from campo_onnx.targets.detect import machine_of, resolve_target, target_of, this_cpu
-from campo_onnx.targets.here import this_machine as described
+from campo_onnx.targets.detect import this_machine as described
 from campo_onnx.targets.target import target
 from tests.hardware.test_datasheet import folder
 

@@ -6,8 +6,7 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-from campo_onnx.integrations.backward import owners, with_backward
-from campo_onnx.integrations.forward import plan_forward
+from campo_onnx.integrations.forward import owners, plan_forward, with_backward
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.lists.oplists import preset

@@ -10,10 +10,9 @@ from campo_onnx.builder.compact import transpose
 from campo_onnx.builder.graph import Graph
 from campo_onnx.ir.importer import import_model
 from campo_onnx.lowering.convolutions.gradient_as_kernel import swapped_convolution
-from campo_onnx.lowering.convolutions.gradient_as_pairs import by_pairs
 from campo_onnx.lowering.convolutions.passes import convolutions
 from campo_onnx.lowering.convolutions.patches import Geometry, axes_of
-from campo_onnx.lowering.convolutions.weight_gradient import weight_gradient
+from campo_onnx.lowering.convolutions.weight_gradient import by_pairs, weight_gradient
 from campo_onnx.lowering.place import Place
 from campo_onnx.targets.target import target
 

@@ -21,7 +21,7 @@ from campo_onnx.ops.ports import Ports, lowered
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature
 from campo_onnx.runtime.machine import Machine
-from campo_onnx.runtime.onnxruntime.ncu_table import DURATION
+from campo_onnx.runtime.onnxruntime.ncu import DURATION
 from campo_onnx.runtime.registry import machine
 from campo_onnx.runtime.timing import Timing
 from campo_onnx.targets.target import target

@@ -3,7 +3,7 @@
 import pytest
 
 from campo_onnx.ir.origin import scope_of
-from campo_onnx.report.modules import module_tree
+from campo_onnx.report.decisions import module_tree
 
 
 @pytest.mark.parametrize(

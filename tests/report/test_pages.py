@@ -25,11 +25,9 @@ from campo_onnx.planning.comparison import compare
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import optimize
 from campo_onnx.report import costs, page
-from campo_onnx.report.check_page import check_page
 from campo_onnx.report.comparison_page import comparison_page
-from campo_onnx.report.families import family_rows, whole_step
 from campo_onnx.report.page import check_report
-from campo_onnx.report.plan_page import plan_page
+from campo_onnx.report.plan_page import check_page, family_rows, plan_page, whole_step
 from campo_onnx.runtime.registry import machine
 from campo_onnx.targets.target import target
 from campo_onnx.wording import duration, visible

@@ -11,14 +11,18 @@ import pytest
 from campo_onnx.errors import DeviceUnavailableError
 from campo_onnx.runtime.onnxruntime import ncu, ncu_step
 from campo_onnx.runtime.onnxruntime.ncu import (
+    DURATION,
     METRICS,
     TENSOR_PIPE,
+    KernelCounters,
     command,
     count,
+    divide,
     explain,
+    parse,
     tensor_pipe_share,
+    totals,
 )
-from campo_onnx.runtime.onnxruntime.ncu_table import DURATION, KernelCounters, divide, parse, totals
 from campo_onnx.runtime.onnxruntime.program import OnnxProgram
 from campo_onnx.runtime.registry import machine
 

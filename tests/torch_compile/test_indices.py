@@ -13,7 +13,7 @@ from against_eager import compiled
 from torch import nn
 
 from campo_onnx.errors import IndexOutOfRangeError
-from campo_onnx.export.torch.index_ranges import Range, range_of
+from campo_onnx.export.torch.indices import Range, range_of
 
 ROWS, CLASSES = 5, 4
 

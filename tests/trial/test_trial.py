@@ -18,7 +18,6 @@ from campo_onnx.bench.result import Interval, Outcome  # noqa: E402
 from campo_onnx.bench.worker import WorkerStep  # noqa: E402
 from campo_onnx.errors import ModelError, UsageError  # noqa: E402
 from campo_onnx.integrations.trial import trial as trial_module  # noqa: E402
-from campo_onnx.integrations.trial.gradients import gradient_error  # noqa: E402
 from campo_onnx.integrations.trial.page import fragment, trial_page  # noqa: E402
 from campo_onnx.integrations.trial.planned import export_step  # noqa: E402
 from campo_onnx.integrations.trial.result import (  # noqa: E402
@@ -30,6 +29,7 @@ from campo_onnx.integrations.trial.result import (  # noqa: E402
     MIXED,
     OURS,
 )
+from campo_onnx.integrations.trial.sides import gradient_error  # noqa: E402
 from campo_onnx.integrations.trial.torch_steps import TorchStep  # noqa: E402
 from campo_onnx.runtime.registry import machine  # noqa: E402
 from campo_onnx.targets.target import target  # noqa: E402

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import onnx
 
 from campo_onnx.errors import UnsupportedModelError, UsageError
-from campo_onnx.export.jax.names import check_arrays, names_of, tensors_of, together
+from campo_onnx.export.jax.state import check_arrays, names_of, tensors_of, together
 from campo_onnx.export.jax.translate import translate
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.ir.portable import mark_portable

@@ -1,4 +1,7 @@
-"""Primitives that move, reduce, multiply and look up."""
+"""Primitives that move, reduce, multiply and look up, and what loops and choices need besides bodies.
+
+A loop needs the row that each turn reads, and a stack of what they give.
+"""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +11,18 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from campo_onnx.builder.compact import cast, concat, crop, expand, full, pad, reduce, reshape, transpose
+from campo_onnx.builder.compact import (
+    cast,
+    concat,
+    crop,
+    elementwise,
+    expand,
+    full,
+    pad,
+    reduce,
+    reshape,
+    transpose,
+)
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.products import matmul
 from campo_onnx.builder.value import Value
@@ -30,10 +44,6 @@ def _reshaped(g: Graph, expected: Expected, x: Value, *, dimensions: Sequence[in
     return reshape(g, x if dimensions is None else transpose(g, x, dimensions), expected.shape)
 
 
-def _as_expected(g: Graph, expected: Expected, x: Value) -> Value:
-    return reshape(g, x, expected.shape)
-
-
 def _reduced(op_type: str, g: Graph, expected: Expected, x: Value, *, axes: Sequence[int]) -> Value:
     return reduce(g, op_type, x, axes, keepdims=False) if axes else x
 
@@ -44,10 +54,6 @@ def _reduced_bool(op_type: str, g: Graph, expected: Expected, x: Value, *, axes:
 
 def _argument(op_type: str, g: Graph, expected: Expected, x: Value, *, axes: Sequence[int]) -> Value:
     return cast(g, g.op(op_type, x, axis=axes[0], keepdims=0), expected.dtype)
-
-
-def _cumsum(g: Graph, expected: Expected, x: Value, *, axis: int, reverse: bool) -> Value:
-    return g.op("CumSum", x, g.constant(np.int64(axis)), reverse=int(reverse))
 
 
 def _iota(g: Graph, expected: Expected, *, dimension: int) -> Value:
@@ -154,14 +160,43 @@ def _matrix(
     return reshape(g, transpose(g, x, as_is), shape)
 
 
+ROW, STACK, CHOICE = "row of a loop", "rows of a loop", "choice of a result"
+"""Kinds of these operations; no primitives of JAX."""
+
+MOST_OPERATIONS = 20_000
+"""Operations that a loop may become."""
+
+
+def _row(g: Graph, expected: Expected, x: Value, *, turn: int) -> Value:
+    starts, ends = [0] * x.rank, list(x.shape)
+    starts[0], ends[0] = turn, turn + 1
+    return reshape(g, crop(g, x, starts, ends), expected.shape)
+
+
+def _stack(g: Graph, expected: Expected, *rows: Value) -> Value:
+    parts: Sequence[Value] = [reshape(g, row, (1, *row.shape)) for row in rows]
+    return concat(g, parts, 0)
+
+
+def _choice(g: Graph, expected: Expected, which: Value, *cases: Value) -> Value:
+    """Choose by number; one below the first means that, one above the last likewise."""
+    chosen = cases[-1]
+    for number in reversed(range(len(cases) - 1)):
+        is_it = which <= number
+        chosen = elementwise(g, "Where", is_it, cases[number], chosen)
+    return chosen
+
+
 TRANSLATIONS: Table = table(
     ("argmax", partial(_argument, "ArgMax")),
     ("argmin", partial(_argument, "ArgMin")),
     ("broadcast_in_dim", _broadcast),
     ("concatenate", lambda g, e, *parts, dimension: concat(g, parts, dimension)),
-    ("cumsum", _cumsum),
+    (
+        "cumsum",
+        lambda g, e, x, *, axis, reverse: g.op("CumSum", x, g.constant(np.int64(axis)), reverse=int(reverse)),
+    ),
     ("dot_general", _dot),
-    ("expand_dims", _as_expected),
     ("iota", _iota),
     ("pad", _padded),
     ("reduce_and", partial(_reduced_bool, "ReduceMin")),
@@ -177,6 +212,9 @@ TRANSLATIONS: Table = table(
     ("top_k", _top),
     ("empty2", lambda g, e: full(g, e.shape, 0, e.dtype)),
     ("split", _split),
-    ("squeeze", _as_expected),
+    (("expand_dims", "squeeze"), lambda g, e, x: reshape(g, x, e.shape)),
     ("transpose", lambda g, e, x, *, permutation: transpose(g, x, permutation)),
+    (ROW, _row),
+    (STACK, _stack),
+    (CHOICE, _choice),
 )

@@ -38,10 +38,6 @@ def _on_bool(op_type: str, g: Graph, expected: Expected, *operands: Value) -> Va
     return elementwise(g, f"Bitwise{op_type}", *operands)
 
 
-def _remainder(g: Graph, expected: Expected, a: Value, b: Value) -> Value:
-    return g.op("Mod", a, b, fmod=1)  # with the sign of the dividend, as in C
-
-
 def _square(g: Graph, expected: Expected, x: Value) -> Value:
     return x * x
 
@@ -76,7 +72,7 @@ TRANSLATIONS: Table = table(
     *((name, partial(_on_bool, op_type)) for name, op_type in _ON_BOOL.items()),
     (_IDENTITIES, lambda g, e, *operands: operands if len(operands) > 1 else operands[0]),
     ("ne", lambda g, e, a, b: elementwise(g, "Not", elementwise(g, "Equal", a, b))),
-    ("rem", _remainder),
+    ("rem", lambda g, e, a, b: g.op("Mod", a, b, fmod=1)),  # with the sign of the dividend, as in C
     ("square", _square),
     ("rsqrt", lambda g, e, x: elementwise(g, "Reciprocal", elementwise(g, "Sqrt", x))),
     ("round", _rounded),

@@ -38,13 +38,14 @@ def _random_bits(g: Graph, expected: Expected, key: Value, *, bit_width: int) ->
         shape = list(expected.shape) or [1]
         uniform = g.op("RandomUniform", shape=shape, dtype=_FLOAT)
         whole = elementwise(g, "Floor", scaled(g, uniform, 2.0**_MANTISSA))
-        bits = g.op("BitShift", g.op("Cast", whole, to=_UINT32), _count(g, 32 - _MANTISSA), direction="LEFT")
+        bits = g.op(
+            "BitShift",
+            g.op("Cast", whole, to=_UINT32),
+            g.constant(np.uint32(32 - _MANTISSA)),
+            direction="LEFT",
+        )
         g.drawn[draw] = reshape(g, bits, expected.shape)
     return g.drawn[draw]
-
-
-def _count(g: Graph, number: int) -> Value:
-    return g.constant(np.asarray(number, np.uint32))
 
 
 def _shifted(direction: str, g: Graph, expected: Expected, x: Value, count: Value) -> Value:

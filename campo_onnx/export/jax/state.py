@@ -1,6 +1,6 @@
-"""From a pytree of parameters to a session's state, and back."""
+"""Leaves of a pytree by name, and a session's state as one."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -8,8 +8,53 @@ import numpy as np
 from numpy.typing import NDArray
 
 from campo_onnx.errors import UsageError
-from campo_onnx.export.jax.names import names_of
+from campo_onnx.export.translation import path_part
 from campo_onnx.step import naming as step_naming
+
+
+def names_of(tree: Any) -> Sequence[str]:
+    """Name each leaf by its path; that of a variable of flax.nnx ends with the variable."""
+    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_variable)[0]]
+    return [".".join(map(path_part, path)) for path in paths]
+
+
+def check_arrays(tree: Any) -> None:
+    """Refuse what is not an array in a tree."""
+    for name, leaf in zip(names_of(tree), jax.tree_util.tree_leaves(tree, is_leaf=_is_variable), strict=True):
+        is_number = isinstance(leaf, bool | int | float | complex)
+        if not is_number and not _is_variable(leaf) and not hasattr(leaf, "dtype"):
+            raise UsageError(
+                f"the argument {name!r} is not an array but {type(leaf).__name__}",
+                remedy="Close over it; give eqx.partition(module, eqx.is_array)[0] of an equinox module, and "
+                "combine inside.",
+            )
+
+
+def tensors_of(tree: Any) -> tuple[Any, Any]:
+    """Part a tree into its tensors, and what becomes part of the graph: truth values and texts.
+
+    Both are like the given tree, with None in the place of the other's leaves.
+    """
+    tensors = jax.tree.map(lambda leaf: None if isinstance(leaf, bool | str) else leaf, tree)
+    fixed = jax.tree.map(lambda leaf: leaf if isinstance(leaf, bool | str) else None, tree)
+    return tensors, fixed
+
+
+def together(tensors: Any, fixed: Any) -> Any:
+    """Put together what :func:`tensors_of` parted."""
+    return jax.tree.map(
+        lambda tensor, fixed_tensor: tensor if fixed_tensor is None else fixed_tensor,
+        tensors,
+        fixed,
+        is_leaf=lambda leaf: leaf is None,
+    )
+
+
+def _is_variable(node: Any) -> bool:
+    # By name, since flax need not be installed; one that holds several arrays is taken apart as any tree is.
+    kinds = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(node).__mro__)
+    is_one = any(kind.startswith("flax.nnx") and kind.endswith(".Variable") for kind in kinds)
+    return is_one and len(jax.tree_util.tree_leaves(node)) == 1
 
 
 def first_state(parameters: Any, **others: Any) -> dict[str, NDArray[Any]]:

@@ -15,22 +15,11 @@ from jax.extend import core
 from campo_onnx.builder.value import dtype_of
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.export.fourier import Complex
-from campo_onnx.export.jax import (
-    arrays,
-    complex_numbers,
-    composed,
-    elementwise,
-    lookups,
-    loops,
-    random,
-    windows,
-)
+from campo_onnx.export.jax import arrays, complex_numbers, composed, elementwise, lookups, random, windows
 from campo_onnx.export.translate import Constant, Operation, Read, TracedStep, refuse_unknown, translate_step
 from campo_onnx.export.translation import Expected, merged
 
-TRANSLATIONS = merged(
-    family.TRANSLATIONS for family in (arrays, elementwise, lookups, loops, random, windows)
-)
+TRANSLATIONS = merged(family.TRANSLATIONS for family in (arrays, elementwise, lookups, random, windows))
 
 _OUTERMOST = "the outermost scope"
 _CALLS = frozenset(
@@ -222,7 +211,7 @@ class _StraightLine:
         """Add a loop's body once a turn."""
         p = equation.params
         body, first = p["jaxpr"], p["num_consts"] + p["num_carry"]
-        if p["length"] * len(body.jaxpr.eqns) > loops.MOST_OPERATIONS:
+        if p["length"] * len(body.jaxpr.eqns) > arrays.MOST_OPERATIONS:
             raise UnsupportedModelError(
                 f"a loop of {p['length']} turns (in {scope or _OUTERMOST}) is too long to be unrolled",
                 remedy="Shorten it, or write it as operations on the whole sequence.",
@@ -233,12 +222,12 @@ class _StraightLine:
         stacked: dict[int, list[Ref]] = {}
         for turn in turns:
             pairs = zip(operands[first:], rows, strict=True)
-            own = [self._new(loops.ROW, [ref], {"turn": turn}, [row], scope)[0] for ref, row in pairs]
+            own = [self._new(arrays.ROW, [ref], {"turn": turn}, [row], scope)[0] for ref, row in pairs]
             results = self.add(body.jaxpr, body.consts, [*shared, *carry, *own], scope)
             carry, stacked[turn] = results[: p["num_carry"]], results[p["num_carry"] :]
         stacks = equation.outvars[p["num_carry"] :]
         return carry + [
-            self._new(loops.STACK, [stacked[turn][i] for turn in sorted(stacked)], {}, [variable], scope)[0]
+            self._new(arrays.STACK, [stacked[turn][i] for turn in sorted(stacked)], {}, [variable], scope)[0]
             for i, variable in enumerate(stacks)
         ]
 
@@ -257,7 +246,7 @@ class _StraightLine:
             return self.add(branch.jaxpr, branch.consts, arguments, scope)
         branches = [self.add(b.jaxpr, b.consts, arguments, scope) for b in equation.params["branches"]]
         return [
-            self._new(loops.CHOICE, [which, *cases], {}, [variable], scope)[0]
+            self._new(arrays.CHOICE, [which, *cases], {}, [variable], scope)[0]
             for variable, *cases in zip(equation.outvars, *branches, strict=True)
         ]
 

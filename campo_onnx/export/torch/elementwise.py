@@ -39,8 +39,8 @@ def _add(g: Graph, expected: Expected, a: Any, b: Any, *, alpha: float = 1) -> V
     return _scaled("Add", g, expected, a, b, alpha=alpha)
 
 
-def _mul(g: Graph, expected: Expected, a: Any, b: Any) -> Value:
-    return _binary("And" if expected.dtype == _BOOL else "Mul", g, expected, a, b)
+def _or_on_bool(op_type: str, on_bool: str, g: Graph, expected: Expected, a: Any, b: Any) -> Value:
+    return _binary(on_bool if expected.dtype == _BOOL else op_type, g, expected, a, b)
 
 
 def _div_mode(g: Graph, expected: Expected, a: Any, b: Any, *, rounding_mode: str | None = None) -> Value:
@@ -98,12 +98,6 @@ def _compared(op_type: str, negate: bool, g: Graph, expected: Expected, a: Value
         dtype = _INT32
     result = elementwise(g, op_type, operand(g, a, dtype), operand(g, b, dtype))
     return elementwise(g, "Not", result) if negate else result
-
-
-def _larger(op_type: str, g: Graph, expected: Expected, a: Value, b: Value) -> Value:
-    if expected.dtype == _BOOL:
-        return elementwise(g, {"Max": "Or", "Min": "And"}[op_type], a, b)
-    return _binary(op_type, g, expected, a, b)
 
 
 def _where(g: Graph, expected: Expected, condition: Value, a: Any, b: Any) -> Value:
@@ -195,12 +189,12 @@ TRANSLATIONS: Table = table(
     ),
     ((aten.add.Tensor, aten.add.Scalar), _add),
     ((aten.sub.Tensor, aten.sub.Scalar), partial(_scaled, "Sub")),
-    ((aten.mul.Tensor, aten.mul.Scalar), _mul),
+    ((aten.mul.Tensor, aten.mul.Scalar), partial(_or_on_bool, "Mul", "And")),
     ((aten.div.Tensor, aten.div.Scalar), partial(_binary, "Div")),
     ((aten.div.Tensor_mode, aten.div.Scalar_mode), _div_mode),
     ((aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar), _pow),
-    (aten.maximum.default, partial(_larger, "Max")),
-    (aten.minimum.default, partial(_larger, "Min")),
+    (aten.maximum.default, partial(_or_on_bool, "Max", "Or")),
+    (aten.minimum.default, partial(_or_on_bool, "Min", "And")),
     (aten.logical_and.default, partial(_binary, "And")),
     (aten.logical_or.default, partial(_binary, "Or")),
     (aten.logical_xor.default, partial(_binary, "Xor")),

@@ -28,8 +28,46 @@ from campo_onnx.export.torch.alignments import ctc_loss, multinomial
 from campo_onnx.export.torch.decisions import Decisions, passing
 from campo_onnx.export.torch.decompositions import FUNCTIONS
 from campo_onnx.export.torch.origin import current_origin, set_place
-from campo_onnx.export.torch.recomputed import Masks
 from campo_onnx.export.torch.source_location import place_of_frame
+
+
+class Masks:
+    """Draws masks of dropout; a part that activation checkpointing runs again has its first mask.
+
+    Masks of checkpointed parts are known by where they were drawn.
+    """
+
+    def __init__(self) -> None:
+        self._drawn: dict[Hashable, torch.Tensor | None] = {}
+        self.is_backward = False
+
+    def dropped(self, x: torch.Tensor, p: float, place: Hashable) -> torch.Tensor:
+        """Drop elements of `x`.
+
+        `place` tells this dropout from others. One that runs again, while it is not clear which mask it had,
+        is an UnsupportedModelError.
+        """
+        if not self.is_backward and not _is_checkpointed():
+            return torch.native_dropout(x, p, train=True)[0]
+        place = (place, tuple(x.shape), p)
+        if not self.is_backward:
+            mask = torch.native_dropout(torch.ones_like(x).detach(), p, train=True)[0]
+            self._drawn[place] = None if place in self._drawn else mask
+            return x * mask
+        drawn = self._drawn.get(place)
+        if drawn is None:
+            raise UnsupportedModelError(
+                "a part with dropout is run several times under activation checkpointing",
+                why="there is no way to tell which mask it had when it is run again",
+                remedy="Turn checkpointing off there, or set the dropout in it to 0.",
+            )
+        return x * drawn
+
+
+def _is_checkpointed() -> bool:
+    """Whether something other than autograd keeps what the backward pass reads, as checkpointing does."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
 
 _FRAMES = 3  # torch's dispatcher, the function, and who called it
 

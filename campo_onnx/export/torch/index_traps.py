@@ -10,8 +10,15 @@ from typing import Any
 
 import torch
 
-from campo_onnx.export.torch.index_ranges import MOVES, is_bounded, range_of
-from campo_onnx.export.torch.index_uses import WHOLE, IndexUse, index_uses, subscripts
+from campo_onnx.export.torch.indices import (
+    MOVES,
+    WHOLE,
+    IndexUse,
+    index_uses,
+    is_bounded,
+    range_of,
+    subscripts,
+)
 from campo_onnx.export.torch.origin import mark, origin_of
 from campo_onnx.ir.walk import Walk
 from campo_onnx.step import naming

@@ -1,11 +1,58 @@
-"""Rectifiers and their gradients, masked once where several tensors or fewer values allow it."""
+"""Rectifiers and other functions of straight pieces, with their gradients.
 
-from campo_onnx.builder.compact import elementwise, reshape
+A gradient is masked once where several tensors or fewer values allow it.
+"""
+
+from typing import Any
+
+from campo_onnx.builder.compact import elementwise, reshape, scaled
 from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.peepholes import part_of
 from campo_onnx.builder.value import Node, Value
-from campo_onnx.export.torch.joined import first_input, joined_rectified
 from campo_onnx.export.torch.operands import aten, operand
 from campo_onnx.export.translation import Expected, Table, table
+
+
+def _joined_rectified(g: Graph, gradient: Value, x: Value) -> tuple[Node, Value] | None:
+    """Find what a rectified tensor is joined to with others such that one mask serves all of them.
+
+    The Slice cuts the gradient of `x` out of a whole one, which is that of a Concat of `x` and others. None
+    unless all of them are rectified and nobody else reads one.
+    """
+    cut = g.producer(gradient, "Slice")
+    joined = _only_reader(g, x, "Concat")
+    if cut is None or joined is None or not all(_is_rectified(g, v) for v in joined.inputs):
+        return None
+    whole, before = joined.outputs[0], 0
+    for part in joined.inputs:
+        if part is x:
+            break
+        assert part is not None  # a Concat leaves out none
+        before += part.shape[joined.attributes["axis"]]
+    place = (joined.attributes["axis"], before, before + x.shape[joined.attributes["axis"]])
+    return (cut, whole) if _first_input(cut).shape == whole.shape and part_of(cut) == place else None
+
+
+def _first_input(node: Node) -> Value:
+    """Give what a node reads first."""
+    assert node.inputs[0] is not None  # nobody asks for one that is left out
+    return node.inputs[0]
+
+
+def _is_rectified(g: Graph, x: Value | None) -> bool:
+    if x is None or _only_reader(g, x, "Concat") is None:
+        return False
+    inner = g.producer(x, "Concat")
+    return g.producer(x, "Relu") is not None or (
+        inner is not None and all(_is_rectified(g, v) for v in inner.inputs)
+    )
+
+
+def _only_reader(g: Graph, x: Value, op_type: str) -> Node | None:
+    readers = g.consumers(x)
+    once = len(readers) == 1 and readers[0].op_type == op_type and sum(v is x for v in readers[0].inputs) == 1
+    return readers[0] if once else None
+
 
 _PLACING = {"MaxUnpool": 0, "ScatterElements": 2}
 """Operators that put values in their places, and which input these are; the second says which places."""
@@ -14,11 +61,6 @@ _PLACING = {"MaxUnpool": 0, "ScatterElements": 2}
 def passed(g: Graph, gradient: Value, x: Value, threshold: float = 0.0) -> Value:
     """Give the gradient where `x` is above a threshold, and 0 elsewhere."""
     return elementwise(g, "Where", x > threshold, gradient, 0)
-
-
-def _shrunk_backward(g: Graph, expected: Expected, gradient: Value, x: Value, threshold: float) -> Value:
-    """Give the gradient where `x` is further from zero than a threshold, or NaN."""
-    return elementwise(g, "Where", elementwise(g, "Abs", x) <= threshold, 0, gradient)
 
 
 def _relu(g: Graph, expected: Expected, x: Value) -> Value:
@@ -30,11 +72,11 @@ def _relu(g: Graph, expected: Expected, x: Value) -> Value:
 def _threshold_backward(g: Graph, expected: Expected, gradient: Value, x: Value, threshold: float) -> Value:
     if threshold == 0 and (masked := _masked_maxima(g, gradient, x)) is not None:
         return masked
-    whole = joined_rectified(g, gradient, x) if threshold == 0 else None
+    whole = _joined_rectified(g, gradient, x) if threshold == 0 else None
     if whole is not None:
         # The branches of a block end in a Concat: what masks its gradient masks those of all of them.
         cut, joined = whole
-        masked = _threshold_backward(g, expected, first_input(cut), joined, threshold)
+        masked = _threshold_backward(g, expected, _first_input(cut), joined, threshold)
         return g.op("Slice", masked, *cut.inputs[1:], **cut.attributes)
     return passed(g, gradient, x, threshold)
 
@@ -68,10 +110,60 @@ def _leaky_relu_backward(
     return gradient * slopes
 
 
+_BOUND = 3.0
+"""Distance from 0 beyond which torch's hard sigmoid is flat."""
+
+
+def _clamp(g: Graph, expected: Expected, x: Value, low: Any = None, high: Any = None) -> Value:
+    x = operand(g, x, expected.dtype)
+    if low is not None:
+        x = elementwise(g, "Max", x, operand(g, low, expected.dtype))
+    return x if high is None else elementwise(g, "Min", x, operand(g, high, expected.dtype))
+
+
+def _hardtanh_backward(
+    g: Graph, expected: Expected, gradient: Value, x: Value, low: float = -1, high: float = 1
+) -> Value:
+    inside = elementwise(g, "And", x > low, x < high)
+    return elementwise(g, "Where", inside, gradient, 0)
+
+
+def _hardsigmoid(g: Graph, expected: Expected, x: Value) -> Value:
+    return g.op("HardSigmoid", x, alpha=0.5 / _BOUND, beta=0.5)
+
+
+def _hardsigmoid_backward(g: Graph, expected: Expected, gradient: Value, x: Value) -> Value:
+    inside = elementwise(g, "Abs", x) < _BOUND
+    passed = elementwise(g, "Where", inside, gradient, 0)
+    return scaled(g, passed, 0.5 / _BOUND)
+
+
+def _hardswish_backward(g: Graph, expected: Expected, gradient: Value, x: Value) -> Value:
+    # The slope is the hard sigmoid, and x / 6 more between the bounds. ThresholdedRelu keeps what is
+    # above a bound, and nothing else: two are half as long as comparisons and Where on a CPU. The upper bound
+    # is the lower one of -x: low kernels round the attribute, and know no number just below 3.
+    right = g.op("ThresholdedRelu", x, alpha=-_BOUND)
+    between = g.op("ThresholdedRelu", -right, alpha=-_BOUND)
+    slope = _hardsigmoid(g, expected, x) + scaled(g, between, -0.5 / _BOUND)
+    return gradient * slope
+
+
 TRANSLATIONS: Table = table(
     (aten.relu.default, _relu),
     (aten.leaky_relu.default, lambda g, e, x, slope=0.01: g.op("LeakyRelu", x, alpha=float(slope))),
     (aten.leaky_relu_backward.default, _leaky_relu_backward),
-    ((aten.softshrink_backward.default, aten.hardshrink_backward.default), _shrunk_backward),
+    (
+        (aten.softshrink_backward.default, aten.hardshrink_backward.default),  # NaN counts as far from zero
+        lambda g, e, gradient, x, bound: elementwise(
+            g, "Where", elementwise(g, "Abs", x) <= bound, 0, gradient
+        ),
+    ),
     (aten.threshold_backward.default, _threshold_backward),
+    ((aten.clamp.default, aten.clamp.Tensor), _clamp),
+    (aten.hardtanh.default, lambda g, e, x, low=-1, high=1: _clamp(g, e, x, low, high)),
+    (aten.hardtanh_backward.default, _hardtanh_backward),
+    (aten.hardsigmoid.default, _hardsigmoid),
+    (aten.hardsigmoid_backward.default, _hardsigmoid_backward),
+    (aten.hardswish.default, lambda g, e, x: x * _hardsigmoid(g, e, x)),
+    (aten.hardswish_backward.default, _hardswish_backward),
 )

@@ -11,21 +11,17 @@ import torch
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.export.torch import (
     batch_norm,
-    clipped,
-    convolution,
     elementwise,
     extremes,
     indexing,
     layout,
-    linear,
     loss,
     normalization,
-    padding,
     pooling,
+    products,
     random,
     rectifier,
     reduction,
-    sorting,
 )
 from campo_onnx.export.torch.operands import DTYPES
 from campo_onnx.export.torch.origin import Origin, origin_of
@@ -35,8 +31,8 @@ from campo_onnx.step import naming as step_naming
 
 _OUTERMOST = "the outermost module"
 _FAMILIES = (
-    batch_norm, clipped, convolution, elementwise, extremes, indexing, layout, linear, loss, normalization,
-    padding, pooling, random, rectifier, reduction, sorting,
+    batch_norm, elementwise, extremes, indexing, layout, loss, normalization, pooling, products, random,
+    rectifier, reduction,
 )  # fmt: skip
 
 

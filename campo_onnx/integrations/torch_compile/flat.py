@@ -13,7 +13,7 @@ import onnx
 import torch
 
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.export.torch.index_uses import reads_index
+from campo_onnx.export.torch.indices import reads_index
 from campo_onnx.export.torch.operands import DTYPES
 from campo_onnx.export.torch.origin import Origin, mark
 from campo_onnx.export.torch.translate import TRANSLATIONS, translate

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from campo_onnx.errors import IndexOutOfRangeError
-from campo_onnx.export.torch.index_ranges import MOVES, is_bounded, range_of
-from campo_onnx.export.torch.index_uses import WHOLE, IndexUse, index_uses
+from campo_onnx.export.torch.indices import MOVES, WHOLE, IndexUse, index_uses, is_bounded, range_of
 from campo_onnx.integrations.torch_compile.checks import add_check
 from campo_onnx.integrations.torch_compile.concrete import Uncompiled
 from campo_onnx.ir.walk import Walk

@@ -26,12 +26,11 @@ from campo_onnx.integrations.torch_compile.flat import (
     refuse_untranslatable,
     shapes_interface,
 )
-from campo_onnx.integrations.torch_compile.handoff import Saved
 from campo_onnx.integrations.torch_compile.learner import Learner
 from campo_onnx.integrations.torch_compile.planning import Planned, plan_any_size, plan_graph
 from campo_onnx.integrations.torch_compile.runtimes import RuntimeChoice
 from campo_onnx.integrations.torch_compile.settings import Settings
-from campo_onnx.integrations.torch_compile.step import TrainingStep
+from campo_onnx.integrations.torch_compile.step import Saved, TrainingStep
 from campo_onnx.integrations.torch_compile.tracing import decompositions
 from campo_onnx.ir.sizes.any_size import AnySize, Example
 from campo_onnx.ir.sizes.formulas import Sizes

@@ -4,7 +4,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from campo_onnx.integrations.trial.result import GradientError, Trial
-from campo_onnx.report.page import NEEDED, Page, fill, render
+from campo_onnx.report.page import NEEDED, fill, render
 from campo_onnx.report.pictures import bench_picture
 from campo_onnx.wording import visible
 
@@ -14,7 +14,7 @@ _TABLES = "trial_tables.html"
 def trial_page(trial: Trial, *, command: str = "") -> str:
     """Write a trial as one HTML page."""
     title = f"{visible(trial.name)}: torch's step and ours"
-    return render(Page(template="trial.html", title=title, values=_values(trial), command=command))
+    return render("trial.html", title, _values(trial), command=command)
 
 
 def fragment(trial: Trial) -> str | None:

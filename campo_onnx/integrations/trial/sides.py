@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from campo_onnx.bench.bench import TOLERANCE
 from campo_onnx.bench.failure import Failure, failure_of
@@ -28,13 +30,45 @@ from campo_onnx.bench.worker import WorkerStep
 from campo_onnx.errors import CampoError, UnsupportedModelError, is_foreign
 from campo_onnx.export.torch.arguments import arguments
 from campo_onnx.export.torch.state_dict import first_state
-from campo_onnx.integrations.trial.gradients import gradient_error
 from campo_onnx.integrations.trial.result import EAGER, GradientError
 from campo_onnx.integrations.trial.torch_steps import Gradients, TorchStep, torch_steps
 from campo_onnx.ir.importer import Imported
 from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.timing import Step, time_behind_another
 from campo_onnx.step import naming as step_naming
+
+_ROUNDING = 1e-3
+"""Share of the largest gradient below which another counts as that large."""
+
+
+def gradient_error(
+    name: str, loss: float, gradients: Mapping[str, NDArray[Any]], exact: Mapping[str, NDArray[Any]]
+) -> GradientError:
+    """Compare every gradient of a step.
+
+    >>> exact = {"grad.w": np.array([3.0, 4.0]), "grad.b": np.array([0.0])}
+    >>> error = gradient_error("ours", 1.0, exact | {"grad.w": np.array([3.0, 4.5])}, exact)
+    >>> error.whole, error.parameter
+    (0.1, 'w')
+    """
+    off = {key: _norm(np.asarray(gradients[key], np.float64) - value) for key, value in exact.items()}
+    sizes = {key: _norm(value) for key, value in exact.items()}
+    least = _ROUNDING * max(sizes.values(), default=0.0)
+    shares = {key: off[key] / max(sizes[key], least) for key in exact if off[key] > 0}
+    worst = max(shares, key=lambda key: shares[key], default="")
+    total = float(np.hypot.reduce(list(sizes.values()) or [0.0]))
+    return GradientError(
+        name=name,
+        loss=loss,
+        whole=float(np.hypot.reduce(list(off.values()) or [0.0])) / total if total else 0.0,
+        worst=shares.get(worst, 0.0),
+        parameter=worst.removeprefix("grad."),
+    )
+
+
+def _norm(values: NDArray[Any]) -> float:
+    return float(np.linalg.norm(values.ravel()))
+
 
 _ONE_RUN = (
     "Steps are slow here, and were loaded once: intervals leave out what loading them again would change."

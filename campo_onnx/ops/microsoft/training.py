@@ -25,10 +25,6 @@ def _lamb_types(signature: Signature) -> list[TensorType]:
     return [signature.input(i).type for i in range(4, len(signature.inputs))]
 
 
-def _done_types(_: Signature) -> list[TensorType]:
-    return [TensorType(_BOOL, ())]
-
-
 SPECS = (
     *specs(MICROSOFT, "SoftmaxCrossEntropy", Family.LOSS, shapes=cross_entropy_types),
     *specs(MICROSOFT, "SoftmaxCrossEntropyGrad", Family.LOSS, shapes=_cross_entropy_grad_types),
@@ -53,7 +49,9 @@ SPECS = (
     *specs(MICROSOFT, "AdamWOptimizer", Family.UPDATE, work=Stream(12), shapes=Like((1,))),
     *specs(MICROSOFT, "LambOptimizer", Family.UPDATE, work=Stream(12), shapes=_lamb_types),
     *specs(MICROSOFT, "SGDOptimizer", Family.UPDATE, work=Stream(12), shapes=Like((1, 2))),
-    *specs(MICROSOFT, "SGDOptimizerV2", Family.UPDATE, work=Stream(12), shapes=_done_types),
+    *specs(
+        MICROSOFT, "SGDOptimizerV2", Family.UPDATE, work=Stream(12), shapes=lambda _: [TensorType(_BOOL, ())]
+    ),
     *specs(MICROSOFT, "InPlaceAccumulator", Family.UPDATE, shapes=SAME_AS_FIRST),
     *specs(MICROSOFT, "InPlaceAccumulatorV2", Family.UPDATE, work=Stream(1), shapes=_accumulate_types),
     *specs(MICROSOFT, "ZeroGradient", Family.UPDATE, work=Stream(0), shapes=SAME_AS_FIRST),

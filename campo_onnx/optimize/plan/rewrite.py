@@ -4,18 +4,20 @@ The plan was compared with itself and the graph before (:mod:`campo_onnx.optimiz
 nothing here need ask whether what it says can be done.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
-from onnx import TensorProto
+from onnx import NodeProto, TensorProto, numpy_helper
 
+from campo_onnx.ir.constants import constants_of, is_external
 from campo_onnx.ir.convert import converted
 from campo_onnx.ir.edit import Wiring, model_of, read_instead, take_apart, topology_of
 from campo_onnx.ir.importer import Imported
-from campo_onnx.ir.sort import fresh, sort_nodes, tensor_names
+from campo_onnx.ir.proto import replace_items
+from campo_onnx.ir.sort import fresh, outer_reads, sort_nodes, tensor_names
 from campo_onnx.ir.stamp import Stamp, structure_digest, write_stamp
 from campo_onnx.ir.view import OpNode, Use
 from campo_onnx.ops.key import OpKey
@@ -25,7 +27,6 @@ from campo_onnx.optimize.padding.insert import insert_pads
 from campo_onnx.optimize.plan.consistency import check_consistent
 from campo_onnx.optimize.plan.edits import Decision, ExistingCast, LowConstant, PlannedCast
 from campo_onnx.optimize.plan.plan import Plan
-from campo_onnx.optimize.plan.squares import write_squares_as_products
 
 _BOUNDS = {OpKey("", "ThresholdedRelu"): "alpha", OpKey("", "Shrink"): "lambd"}
 """Attributes that elements are compared with; kernels round them to the type of the elements."""
@@ -228,3 +229,63 @@ def _at_most(bound: float, low: Precision) -> float:
     """Give the largest low number that is not above a bound: the low numbers above either are the same."""
     number = np.array(bound).astype(onnx.helper.tensor_dtype_to_np_dtype(low.onnx_dtype))
     return float(number if float(number) <= bound else np.nextafter(number, number.dtype.type(-np.inf)))
+
+
+_FIRST_OPSET = 17
+"""The first opset in which all inputs of LayerNormalization are of one type."""
+
+Find = Callable[[str], NodeProto | None]
+
+
+def write_squares_as_products(model: onnx.ModelProto) -> None:
+    """Write Pow(x, 2) as Mul(x, x) in normalizations of two precisions, in place."""
+    graph = model.graph
+    if max((o.version for o in model.opset_import if not o.domain), default=0) < _FIRST_OPSET:
+        return
+    powers = [node for node in graph.node if _is(node, "Pow")]
+    if not powers:
+        return
+    producer = {tensor: node for node in graph.node for tensor in node.output}
+    readers: dict[str, list[NodeProto]] = {}
+    for node in graph.node:
+        for tensor in node.input:
+            readers.setdefault(tensor, []).append(node)
+    constants = constants_of(graph)
+    replaced: set[str] = set()
+    for power in powers:
+        base, exponent = power.input
+        if exponent not in constants or not _is_two(constants[exponent]):
+            continue
+        if any(_is(node, "Cast") for node in _around(base, producer.get, readers)):
+            power.op_type, power.input[1] = "Mul", base
+            replaced.add(exponent)
+    if replaced:
+        read = {tensor for node in graph.node for tensor in (*node.input, *outer_reads(node))}
+        unread = replaced - read - {value.name for value in (*graph.input, *graph.output)}
+        replace_items(
+            graph.initializer, [stored for stored in graph.initializer if stored.name not in unread]
+        )
+
+
+def _around(base: str, find: Find, readers: dict[str, list[NodeProto]]) -> Iterator[NodeProto | None]:
+    """Yield the nodes that ONNX Runtime looks through, if a difference from a mean is squared."""
+    before = find(base)
+    difference = find(before.input[0]) if before is not None and _is(before, "Cast") else before
+    mean = find(difference.input[1]) if difference is not None and _is(difference, "Sub") else None
+    if difference is None or mean is None or not _is(mean, "ReduceMean"):
+        return
+    yield from (before, find(mean.input[0]))
+    for quotient in (*readers.get(base, ()), *readers.get(difference.output[0], ())):
+        if _is(quotient, "Div"):
+            yield from readers.get(quotient.output[0], ())
+
+
+def _is(node: NodeProto | None, op_type: str) -> bool:
+    return node is not None and node.op_type == op_type and not node.domain
+
+
+def _is_two(tensor: onnx.TensorProto) -> bool:
+    if is_external(tensor):
+        return False
+    value = numpy_helper.to_array(tensor)
+    return value.size == 1 and value.dtype.kind in "fiu" and float(value.reshape(())) == 2.0

@@ -9,11 +9,23 @@ from campo_onnx.ir.view import OpNode
 from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature
-from campo_onnx.ops.values.attributes import scalar_attributes
 from campo_onnx.ops.values.range import UNKNOWN, ValueRange
 from campo_onnx.optimize.plan.reason import Reason, Verdict
 from campo_onnx.optimize.values.graph_values import GraphValues, Verdicts
 from campo_onnx.optimize.values.positions import exact_integers, largest_exact
+
+_NO_DATA = frozenset(
+    {"cubic_coeff_a", "epsilon", "momentum", "qk_norm_epsilon", "sampling_ratio", "seed", "spatial_scale"}
+)
+"""Attributes that are not computed with, or that kernels use in FP32 whatever the data's type."""
+
+
+def scalar_attributes(signature: Signature) -> Iterator[tuple[str, float]]:
+    """List the floating-point attributes that take part in what a node computes; infinity and NaN too."""
+    for name, value in signature.attributes.items():
+        if isinstance(value, float) and name not in _NO_DATA:
+            yield name, value
+
 
 _WORST_ROUNDING = 0.01
 """Relative error beyond which a derived value counts as lost."""

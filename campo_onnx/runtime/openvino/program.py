@@ -17,10 +17,9 @@ from campo_onnx.runtime.api import AddressedProgram, Place, StepTimes, Tensor
 from campo_onnx.runtime.machine import cpu_name
 from campo_onnx.runtime.openvino.addresses import AddressedRequest
 from campo_onnx.runtime.openvino.blobs import blob_folder
-from campo_onnx.runtime.openvino.external_data import write_beside
+from campo_onnx.runtime.openvino.constants import with_raw_constants, write_beside
 from campo_onnx.runtime.openvino.installed import ov
 from campo_onnx.runtime.openvino.joining import crashes_joining
-from campo_onnx.runtime.openvino.raw_constants import with_raw_constants
 from campo_onnx.runtime.openvino.refusal import (
     not_compiled,
     refuse_empty,

@@ -1,4 +1,4 @@
-"""Convolutions and their gradients, as Conv and ConvTranspose.
+"""Products of matrices; convolutions and their gradients, as Conv and ConvTranspose.
 
 The gradient of the input is a transposed convolution, that of the weight a convolution whose kernel is the
 gradient of the output. :mod:`campo_onnx.lowering.convolutions` has the forms that targets run faster.
@@ -8,12 +8,38 @@ from collections.abc import Sequence
 
 from campo_onnx.builder.compact import sum_per_channel
 from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.products import gemm, matmul
 from campo_onnx.builder.value import Value
 from campo_onnx.export.torch.operands import aten, pair
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
 from campo_onnx.lowering.convolutions.conv_on_cpu import input_gradient
 from campo_onnx.lowering.convolutions.gradient_as_kernel import swapped_convolution
 from campo_onnx.lowering.convolutions.patches import Geometry
+
+
+def _scaled_sum(g: Graph, bias: Value, product: Value, beta: float, alpha: float) -> Value:
+    if alpha != 1:
+        product = product * alpha
+    if beta != 1:
+        bias = bias * beta
+    return product + bias
+
+
+def _addmm(
+    g: Graph, expected: Expected, bias: Value, a: Value, b: Value, *, beta: float = 1, alpha: float = 1
+) -> Value:
+    if beta == alpha == 1:
+        return gemm(g, a, b, bias)
+    return _scaled_sum(g, bias, gemm(g, a, b), beta, alpha)
+
+
+def _baddbmm(
+    g: Graph, expected: Expected, bias: Value, a: Value, b: Value, *, beta: float = 1, alpha: float = 1
+) -> Value:
+    return _scaled_sum(g, bias, matmul(g, a, b), beta, alpha)
+
+
+_PRODUCTS = (aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default)
 
 
 def _convolution(
@@ -63,5 +89,9 @@ def _convolution_backward(
 
 
 TRANSLATIONS: Table = table(
-    (aten.convolution.default, _convolution), (aten.convolution_backward.default, _convolution_backward)
+    (aten.convolution.default, _convolution),
+    (aten.convolution_backward.default, _convolution_backward),
+    (_PRODUCTS, lambda g, e, a, b: matmul(g, a, b)),
+    (aten.addmm.default, _addmm),
+    (aten.baddbmm.default, _baddbmm),
 )

@@ -1,12 +1,49 @@
-"""Constants in BF16 as bytes: OpenVINO reads the bits of their other form as whole numbers, a 1 as 16,256."""
+"""Constants of a graph in the form that OpenVINO reads."""
 
+import os
+import shutil
 from collections.abc import Iterator
 from copy import deepcopy
+from pathlib import Path
 
 import numpy as np
 import onnx
+from onnx.external_data_helper import ExternalDataInfo
 
+from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.ir.sort import bodies, with_bodies
+
+
+def write_beside(model: onnx.ModelProto, data: Path, folder: Path) -> Path:
+    """Write a graph into a folder, and links to the files of its constants beside it.
+
+    Constants of the model refer to files below `data`.
+    """
+    locations = {ExternalDataInfo(c).location for c in model.graph.initializer if c.external_data}
+    for location in sorted(locations):
+        source = (data / location).resolve()
+        if not source.is_relative_to(data.resolve()) or not source.is_file():
+            raise UnsupportedModelError(
+                f"the constants in {location!r} cannot be read",
+                why=f"there is no such file in {data}",
+                remedy="Put the file of constants beside the graph.",
+            )
+        link = folder / location
+        link.parent.mkdir(parents=True, exist_ok=True)
+        _link(source, link)
+    path = folder / "graph.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def _link(source: Path, link: Path) -> None:
+    try:
+        os.link(source, link)
+    except OSError:  # another disk, or a file system without links
+        try:
+            link.symlink_to(source)
+        except OSError:
+            shutil.copyfile(source, link)
 
 
 def with_raw_constants(model: onnx.ModelProto) -> onnx.ModelProto:
