@@ -33,8 +33,7 @@ import onnx
 
 from campo_onnx.builder.compact import expand, reduce, reshape, scale_apart, scaled, swap_last_two
 from campo_onnx.builder.graph import Graph
-from campo_onnx.builder.products import PRODUCTS, is_turned, matmul
-from campo_onnx.builder.scaled_sums import gated_add
+from campo_onnx.builder.products import PRODUCTS, gated_add, is_turned, matmul
 from campo_onnx.builder.target import CUDA
 from campo_onnx.builder.value import Node, Value
 from campo_onnx.ir.importer import Imported

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from campo_onnx.builder.graph import Graph
-from campo_onnx.builder.scaled_sums import gated_add
+from campo_onnx.builder.products import gated_add
 from campo_onnx.builder.target import Target
 from campo_onnx.builder.value import Value
 from campo_onnx.export.optimizers import Optimizer

@@ -8,8 +8,7 @@ from onnx import TensorProto
 from campo_onnx.builder.compact import cast, elementwise
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.value import Value
-from campo_onnx.export.near_zero import expm1, log1p
-from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
+from campo_onnx.export.translation import Expected, Table, UntranslatableError, expm1, log1p, table
 
 _BOOL = int(TensorProto.BOOL)
 _TO_NEAREST_EVEN = 1

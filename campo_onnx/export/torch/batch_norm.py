@@ -15,7 +15,7 @@ import numpy as np
 
 from campo_onnx.builder.compact import elementwise, expand, full, reduce, reshape, sum_per_channel
 from campo_onnx.builder.graph import Graph
-from campo_onnx.builder.scaled_sums import affine_rows, gated_add
+from campo_onnx.builder.products import affine_rows, gated_add
 from campo_onnx.builder.value import Value
 from campo_onnx.export.torch.operands import aten
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table

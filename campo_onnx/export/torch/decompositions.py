@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn import _reduction
 
-from campo_onnx.export.torch import composed, recurrent, strided
-from campo_onnx.export.torch.packed import pack
+from campo_onnx.export.torch import composed, packed, strided
 
 aten = torch.ops.aten
 
@@ -338,7 +337,7 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
     F.adaptive_max_pool3d: partial(_adaptive_max_pool, 3),
     F.embedding_bag: _embedding_bag,
     F.grid_sample: _grid_sample,
-    torch._VF._pack_padded_sequence: pack,
+    torch._VF._pack_padded_sequence: packed.pack,
     F.gaussian_nll_loss: _gaussian_nll_loss,
     torch.bincount: bincount,
     torch.Tensor.bincount: bincount,
@@ -351,7 +350,7 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
     torch.Tensor.fill_diagonal_: _fill_diagonal,
     torch.histc: _histc,
     torch.Tensor.histc: _histc,
-    **recurrent.FUNCTIONS,
+    **packed.FUNCTIONS,
     **{
         getattr(owner, name): _grouped_mm
         for owner, name in ((torch, "_grouped_mm"), (F, "grouped_mm"))

@@ -11,9 +11,8 @@ from onnx import TensorProto
 from campo_onnx.builder.compact import cast, elementwise, expand, full, scaled
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.value import Value
-from campo_onnx.export.near_zero import expm1, log1p
 from campo_onnx.export.torch.operands import FLOATS, aten, operand, promoted
-from campo_onnx.export.translation import Expected, Table, table
+from campo_onnx.export.translation import Expected, Table, expm1, log1p, table
 
 _BOOL, _INT32 = int(TensorProto.BOOL), int(TensorProto.INT32)
 

@@ -27,8 +27,7 @@ from campo_onnx.export.torch import small_matrices
 from campo_onnx.export.torch.alignments import ctc_loss, multinomial
 from campo_onnx.export.torch.decisions import Decisions, passing
 from campo_onnx.export.torch.decompositions import FUNCTIONS
-from campo_onnx.export.torch.origin import current_origin, set_place
-from campo_onnx.export.torch.source_location import place_of_frame
+from campo_onnx.export.torch.origin import current_origin, place_of_frame, set_place
 
 
 class Masks:

@@ -7,7 +7,7 @@ from onnx import TensorProto
 
 from campo_onnx.builder.compact import full, reduce, reshape, sum_per_channel
 from campo_onnx.builder.graph import Graph
-from campo_onnx.builder.scaled_sums import affine_rows, gated_add
+from campo_onnx.builder.products import affine_rows, gated_add
 from campo_onnx.builder.value import Value
 from campo_onnx.export.torch.batch_norm import along_channels, inverse_root
 from campo_onnx.export.torch.operands import aten

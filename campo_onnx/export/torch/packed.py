@@ -1,4 +1,4 @@
-"""Packed sequences: recurrent layers on sequences of different lengths, written with masks.
+"""Recurrent layers on packed sequences, and with dropout between them.
 
 How many rows a packed sequence has depends on its lengths, and sizes in a graph cannot depend on data. So
 it stays padded here, and behind a sequence's end the state of a layer stays as it was. Recurrent layers and
@@ -7,6 +7,7 @@ it stays padded here, and behind a sequence's end the state of a layer stays as 
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -14,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.export.torch.source_location import place_of_frame
+from campo_onnx.export.torch.origin import place_of_frame
 
 _REMEDY = (
     "Unpack first, pad_packed_sequence(y, total_length=...), and mask what is behind the end of a sequence."
@@ -205,4 +206,32 @@ _KNOWN: Mapping[Any, Callable[..., Any]] = {
     torch._VF.gru: _recurrent(_gru_cell, single=True),
     torch._VF.rnn_tanh: _recurrent(lambda x, h, state, _: ((x + h).tanh(),), single=True),
     torch._VF.rnn_relu: _recurrent(lambda x, h, state, _: ((x + h).relu(),), single=True),
+}
+
+
+def _layer_by_layer(function: Callable[..., Any], *args: Any) -> Any:
+    """Run one layer after the other with dropout in between; time comes first, as in eager's masks."""
+    if not isinstance(args[3], bool):  # a packed sequence, which is unpacked elsewhere
+        return function(*args)
+    x, hx, parameters, has_biases, layers, dropout, trains, bidirectional, batch_first = args
+    if not trains or not dropout or layers == 1:
+        return function(*args)
+    states: Sequence[torch.Tensor] = hx if isinstance(hx, list | tuple) else [hx]
+    directions, each = 1 + bidirectional, len(parameters) // layers
+    x = x.transpose(0, 1) if batch_first else x
+    last: list[Sequence[torch.Tensor]] = []
+    for layer in range(layers):
+        first = [state[layer * directions : (layer + 1) * directions] for state in states]
+        own = parameters[layer * each : (layer + 1) * each]
+        hidden = first if isinstance(hx, list | tuple) else first[0]
+        x, *behind = function(x, hidden, own, has_biases, 1, 0.0, trains, bidirectional, False)
+        last.append(behind)
+        if layer < layers - 1:
+            x = F.dropout(x, dropout, training=True)
+    return (x.transpose(0, 1) if batch_first else x), *(torch.cat(parts) for parts in zip(*last, strict=True))
+
+
+FUNCTIONS = {
+    function: partial(_layer_by_layer, function)
+    for function in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 }

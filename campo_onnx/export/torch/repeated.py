@@ -14,8 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from campo_onnx.errors import UnsupportedModelError, is_foreign
-from campo_onnx.export.torch.origin import current_origin, origin_of
-from campo_onnx.export.torch.source_location import place_of_error
+from campo_onnx.export.torch.origin import current_origin, origin_of, place_of_error
 from campo_onnx.step import naming as step_naming
 
 _META = torch.device("meta")

@@ -28,10 +28,9 @@ from campo_onnx.export.torch.complex_numbers import complex_refused, without_com
 from campo_onnx.export.torch.decompositions import OPERATIONS
 from campo_onnx.export.torch.function_overrides import DATA_DEPENDENT
 from campo_onnx.export.torch.module_guard import Dice, Snapshot
-from campo_onnx.export.torch.origin import current_origin
+from campo_onnx.export.torch.origin import current_origin, place_of_change, place_of_error, place_of_frame
 from campo_onnx.export.torch.repeated import Recorded, difference, refuse_another_run, refuse_constant_state
 from campo_onnx.export.torch.scalars import as_rows
-from campo_onnx.export.torch.source_location import place_of_change, place_of_error, place_of_frame
 from campo_onnx.export.torch.step import Step
 
 aten = torch.ops.aten

@@ -18,9 +18,8 @@ from campo_onnx.export.torch.operands import DTYPES
 from campo_onnx.export.torch.origin import Origin, mark
 from campo_onnx.export.torch.translate import TRANSLATIONS, translate
 from campo_onnx.integrations.torch_compile.autocast import LOW
-from campo_onnx.integrations.torch_compile.checks import CHECKS, Check, lift_checks
+from campo_onnx.integrations.torch_compile.checks import CHECKS, Check, IndexGuard, guard_indices, lift_checks
 from campo_onnx.integrations.torch_compile.concrete import listed
-from campo_onnx.integrations.torch_compile.index_checks import IndexGuard, guard_indices
 from campo_onnx.integrations.torch_compile.layout import Layout
 from campo_onnx.integrations.torch_compile.random_inputs import Draw, is_lifted, is_random, lift_random
 from campo_onnx.integrations.torch_compile.tracing import OPSET

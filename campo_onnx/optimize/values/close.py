@@ -9,7 +9,6 @@ from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.registry import current, having
 from campo_onnx.ops.values.need import EXACT, Need, Needs, have_one_sign
 from campo_onnx.ops.values.traits import Trait
-from campo_onnx.optimize.values.accumulated import Accumulated
 from campo_onnx.optimize.values.functions import Functions, Signs
 from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.linear import LinearForms
@@ -26,6 +25,7 @@ from campo_onnx.optimize.values.sum_ops import (
     is_sum,
     summed_input,
 )
+from campo_onnx.optimize.values.sums import Accumulated
 
 _STATISTICS = SUMS_OF_SQUARES | op_keys("LogSoftmax ReduceLogSumExp")
 _OF_STATISTICS = (

@@ -7,19 +7,17 @@ from campo_onnx.ir.importer import Imported
 from campo_onnx.ops.ports import NO_FP32, Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.plan.reason import Reason, Verdict
-from campo_onnx.optimize.values.accumulated import Accumulated, long_sums
 from campo_onnx.optimize.values.accuracy import needed_exactly
 from campo_onnx.optimize.values.close import close_differences
 from campo_onnx.optimize.values.differences import cancelling_squares
-from campo_onnx.optimize.values.factors import shrunken_values
 from campo_onnx.optimize.values.gradient_sums import gradient_products_summed, scaled_gradients_summed
 from campo_onnx.optimize.values.graph_values import GraphValues, Verdicts, computed_numbers
 from campo_onnx.optimize.values.loss_scale import loss_scaling
 from campo_onnx.optimize.values.masks import unknown_masks
 from campo_onnx.optimize.values.products import unknown_products
 from campo_onnx.optimize.values.ranges import DeclaredRange, value_ranges
-from campo_onnx.optimize.values.reach import far_reaching
-from campo_onnx.optimize.values.sums import squares_summed
+from campo_onnx.optimize.values.sizes import far_reaching, shrunken_values
+from campo_onnx.optimize.values.sums import Accumulated, long_sums, squares_summed
 from campo_onnx.optimize.values.survival import lost_values
 from campo_onnx.optimize.values.unrolled import unrolled
 from campo_onnx.optimize.values.vanishing import before_logarithms, divisors, squares_of_slopes

@@ -15,7 +15,7 @@ from campo_onnx.files import temporary_folder
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.api import AddressedProgram, Place, StepTimes, Tensor
 from campo_onnx.runtime.machine import cpu_name
-from campo_onnx.runtime.openvino.addresses import AddressedRequest
+from campo_onnx.runtime.openvino.addresses import AddressedRequest, as_array, as_openvino
 from campo_onnx.runtime.openvino.blobs import blob_folder
 from campo_onnx.runtime.openvino.constants import with_raw_constants, write_beside
 from campo_onnx.runtime.openvino.installed import ov
@@ -28,7 +28,6 @@ from campo_onnx.runtime.openvino.refusal import (
     refused,
 )
 from campo_onnx.runtime.openvino.repairs import repair
-from campo_onnx.runtime.openvino.tensor import as_array, as_openvino
 from campo_onnx.runtime.openvino.trace import Names, executed_nodes, step_times
 from campo_onnx.runtime.timing import Step
 
