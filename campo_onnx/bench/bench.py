@@ -24,11 +24,11 @@ from campo_onnx.bench.rounds import (
     Schedule,
     merged,
     pause_between,
+    rows_of,
     time_rounds,
     time_runs,
     total_rounds,
 )
-from campo_onnx.bench.rows import rows_of
 from campo_onnx.bench.statistics import RESOLUTION_US, median_interval, resolvable
 from campo_onnx.errors import CampoError, DeviceUnavailableError, UsageError
 from campo_onnx.optimize.traffic import traffic

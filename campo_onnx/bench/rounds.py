@@ -1,11 +1,11 @@
-"""When each graph runs: rounds of one step per graph, spread over several runs.
+"""When each graph runs, rounds of one step per graph spread over several runs, and a row of results for each.
 
 A run loads all graphs, warms them up and times some rounds. One and the same graph may be faster or
 slower for as long as it stays loaded, so rounds of a single run cannot decide between graphs.
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -13,7 +13,15 @@ import numpy as np
 
 from campo_onnx.bench.failure import Failure, failure_of
 from campo_onnx.bench.loading import Loaded
-from campo_onnx.bench.statistics import MIN_SAMPLES
+from campo_onnx.bench.result import BenchRow, Outcome
+from campo_onnx.bench.statistics import (
+    MIN_SAMPLES,
+    interval_over_runs,
+    median_interval,
+    paired_speedup,
+    resolvable,
+    verdict,
+)
 from campo_onnx.errors import CampoError
 from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.timing import Step
@@ -208,3 +216,42 @@ def merged(runs: Sequence[Rounds]) -> Rounds:
         count=sum(run.count for run in runs),
         interrupted=runs[-1].interrupted,
     )
+
+
+def rows_of(
+    names: Sequence[str],
+    runs: Sequence[Rounds],
+    *,
+    failures: Mapping[str, Failure],
+    tolerance: float,
+    batch: int | None,
+) -> Iterator[BenchRow]:
+    """Compare steps that ran in the same rounds."""
+    rounds, per_run = merged(runs), [run.count for run in runs]
+    failures = {**failures, **rounds.failures}
+    first = names[0]
+    baseline_us = () if first in failures else rounds.samples_us[first]
+    if baseline_us:
+        tolerance = resolvable(tolerance, median_interval(baseline_us).median)
+    for name in names:
+        samples_us = rounds.samples_us.get(name, ())
+        step_us = interval_over_runs(samples_us, per_run) if samples_us else None
+        failure = failures.get(name, Failure(text="", exit_code=0))
+        is_compared = name != first and not failure.text
+        speedup = paired_speedup(baseline_us, samples_us, per_run) if is_compared else None
+        if failure.text:
+            outcome = Outcome.FAILED
+        elif name == first:
+            outcome = Outcome.BASELINE
+        else:
+            is_enough = speedup is not None and sum(map(bool, per_run)) >= RUNS
+            outcome = verdict(speedup, tolerance) if speedup and is_enough else Outcome.NOT_COMPARED
+        yield BenchRow(
+            name=name,
+            step_us=step_us,
+            speedup=speedup,
+            verdict=outcome,
+            samples_per_s=batch / step_us.median * 1e6 if batch and step_us else None,
+            failure=failure.text,
+            failure_code=failure.exit_code,
+        )

@@ -17,9 +17,8 @@ from campo_onnx.runtime.registry import load, tensor, tensor_of
 from campo_onnx.runtime.timing import Step
 from campo_onnx.step import naming as step_naming
 from campo_onnx.step.interface import StepInterface
-from campo_onnx.training.flat_program import FlatProgram
 from campo_onnx.training.flat_state import ROW, flat_layout, in_order
-from campo_onnx.training.flat_update import FlatUpdate
+from campo_onnx.training.flat_update import FlatProgram, FlatUpdate
 from campo_onnx.training.gradient_interface import GradientInterface
 from campo_onnx.training.low_weights import LOW, MASTER, cast_model, with_low_weights
 from campo_onnx.training.pool_places import with_compared_places
@@ -40,7 +39,7 @@ class FlatStep:
     window is not finite there is no update, and buffers (running statistics) go back to what they were
     before the window. Where most weights are read in FP16, all are cast at once before a window's first
     step, instead of one by one in each. Weights and optimizer state are updated in place: unlike
-    :class:`~campo_onnx.training.whole_step.WholeStep` it keeps one copy of them.
+    :class:`~campo_onnx.training.opened.WholeStep` it keeps one copy of them.
     """
 
     def __init__(

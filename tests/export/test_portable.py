@@ -117,13 +117,13 @@ def test_a_mixed_step_is_checked_against_the_portable_one(tmp_path, device, low)
 def test_a_session_trains_a_portable_step_in_the_form_for_its_machine(monkeypatch):
     model = exported(optimizer="sgd")
     ran = []
-    load = __import__("campo_onnx.training.whole_step", fromlist=["load"]).load
+    load = __import__("campo_onnx.training.opened", fromlist=["load"]).load
 
     def loading(model, *args, **settings):
         ran.append(model)
         return load(model, *args, **settings)
 
-    monkeypatch.setattr("campo_onnx.training.whole_step.load", loading)
+    monkeypatch.setattr("campo_onnx.training.opened.load", loading)
     module = network()
     session = TrainingSession(
         model, first_state(module.state_dict(), model), provider="cpu", settings={"lr": 0.1}

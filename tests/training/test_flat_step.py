@@ -26,7 +26,7 @@ from campo_onnx.errors import (
 from campo_onnx.export.optimizers import SGD, Adam, AdamW, Momentum
 from campo_onnx.runtime.machine import DEFAULT
 from campo_onnx.runtime.onnxruntime import sessions
-from campo_onnx.training.flat_program import FlatProgram
+from campo_onnx.training.flat_update import FlatProgram
 from campo_onnx.training.loss_scaler import LossScaler
 from campo_onnx.training.session import TrainingSession
 from campo_onnx.training.weight_update import ParameterGroup, WeightUpdate

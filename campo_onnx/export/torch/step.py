@@ -16,7 +16,7 @@ from campo_onnx.errors import UnsupportedModelError, UsageError
 from campo_onnx.export.batched_small_ops import MOST
 from campo_onnx.export.optimizers import Optimizer, counts_updates
 from campo_onnx.export.torch.arguments import Arguments, Tensors
-from campo_onnx.export.torch.assumed import Numbers
+from campo_onnx.export.torch.decisions import Numbers
 from campo_onnx.export.torch.function_overrides import RewrittenFunctions
 from campo_onnx.export.torch.module_guard import Snapshot
 from campo_onnx.export.torch.origin import recorded_origins, set_origin

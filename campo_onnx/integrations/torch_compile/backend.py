@@ -17,13 +17,12 @@ from campo_onnx.errors import CampoError, UnsupportedModelError, is_foreign
 from campo_onnx.export.torch.complex_numbers import without_complex
 from campo_onnx.export.translate import UntranslatedUseError
 from campo_onnx.integrations.torch_compile.autocast import autocast_precision, without_casts
-from campo_onnx.integrations.torch_compile.fallback import InPieces, in_torch
 from campo_onnx.integrations.torch_compile.flat import flatten, provider_of, refuse_untranslatable
 from campo_onnx.integrations.torch_compile.joint import JointGraph, opaque_call
 from campo_onnx.integrations.torch_compile.planning import plan_graph
 from campo_onnx.integrations.torch_compile.runtimes import RuntimeChoice
 from campo_onnx.integrations.torch_compile.settings import Settings
-from campo_onnx.integrations.torch_compile.single import Piece, SizedGraph
+from campo_onnx.integrations.torch_compile.single import InPieces, Piece, SizedGraph, in_torch
 from campo_onnx.integrations.torch_compile.tracing import boxed, decompositions, traced
 from campo_onnx.integrations.torch_compile.warn_once import warn_once
 from campo_onnx.runtime.machine import DEFAULT

@@ -9,10 +9,9 @@ import torch
 
 from campo_onnx.errors import UsageError
 from campo_onnx.integrations.torch_compile.backend import COMPILED, Compiled
-from campo_onnx.integrations.torch_compile.fallback import InPieces
 from campo_onnx.integrations.torch_compile.flat import provider_of
 from campo_onnx.integrations.torch_compile.planning import Planned
-from campo_onnx.integrations.torch_compile.single import Piece
+from campo_onnx.integrations.torch_compile.single import InPieces, Piece
 from campo_onnx.ops.precision import is_low_dtype
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.runtime.machine import CPU, DEFAULT

@@ -22,10 +22,10 @@ from campo_onnx.bench.rounds import (
     Schedule,
     merged,
     pause_between,
+    rows_of,
     time_rounds,
     time_runs,
 )
-from campo_onnx.bench.rows import rows_of
 from campo_onnx.bench.worker import WorkerStep
 from campo_onnx.errors import CampoError, UnsupportedModelError, is_foreign
 from campo_onnx.export.torch.arguments import arguments

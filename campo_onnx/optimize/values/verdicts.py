@@ -8,8 +8,7 @@ from campo_onnx.ops.ports import NO_FP32, Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.plan.reason import Reason, Verdict
 from campo_onnx.optimize.values.accuracy import needed_exactly
-from campo_onnx.optimize.values.close import close_differences
-from campo_onnx.optimize.values.differences import cancelling_squares
+from campo_onnx.optimize.values.close import cancelling_squares, close_differences
 from campo_onnx.optimize.values.gradient_sums import gradient_products_summed, scaled_gradients_summed
 from campo_onnx.optimize.values.graph_values import GraphValues, Verdicts, computed_numbers
 from campo_onnx.optimize.values.loss_scale import loss_scaling
