@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from campo_onnx.builder.cuda_fusions import bias_dropouts, sums
-from campo_onnx.builder.endings import ending_in_computation
 from campo_onnx.builder.peepholes import (
     PAD_NAMES_AXES,
+    ending_in_computation,
     merged_pairs,
     pads_of_their_own,
     splits,

@@ -131,10 +131,6 @@ def _weight_gradient(random: Random, target: float) -> Node:
     return _node((rows, k), (rows, n), to=(k, n), transA=1, transB=0)
 
 
-def _conv(random: Random, target: float) -> Node:
-    return _convolved(*convolution(random, target))
-
-
 def _conv_transpose(random: Random, target: float) -> Node:
     data, (filters, channels, kernel, _), pad, stride = convolution(random, target)
     size = stride * (data[2] - 1) + kernel - 2 * pad
@@ -243,7 +239,7 @@ _Rows: TypeAlias = tuple[tuple[Generator, str], ...]
 _QUICK: _Rows = (
     (_matmul, "MatMul"),
     (_gemm, "Gemm"),
-    (_conv, "Conv"),
+    (lambda random, target: _convolved(*convolution(random, target)), "Conv"),
     (_conv_transpose, "ConvTranspose"),
     (_binary, "Add Mul Sub Div"),
     (_unary, "Relu Gelu"),

@@ -10,9 +10,8 @@ from campo_onnx.emulation.numerics import emulate
 from campo_onnx.errors import UsageError
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime import chunked_run as pieces
-from campo_onnx.runtime.chunked_run import Limits, run, run_in_pieces
+from campo_onnx.runtime.chunked_run import Limits, Waiting, run, run_in_pieces
 from campo_onnx.runtime.registry import machine
-from campo_onnx.runtime.spill import Waiting
 
 CPU = machine("cpu")
 TINY = Limits(piece_bytes=1, held_bytes=0)

@@ -5,7 +5,7 @@ Autograd has been there before, so that gradients are among the operations that 
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial, reduce
 from typing import Any, TypeAlias
 
@@ -119,10 +119,6 @@ def _polar(size: torch.Tensor, angle: torch.Tensor) -> Complex:
     return Complex(size * angle.cos(), size * angle.sin())
 
 
-def _padded(z: Complex, widths: Sequence[int], value: Any = 0) -> Any:
-    return NotImplemented if value else z.map(lambda part: torch.constant_pad_nd(part, widths))
-
-
 def _power(z: Complex, exponent: Any) -> Any:
     if exponent not in (1, 2, 3, 4):
         return NotImplemented
@@ -155,7 +151,9 @@ RULES: Mapping[str, Callable[..., Any]] = {
     "baddbmm": partial(_added, torch.bmm),
     "bmm": partial(_product, multiply=torch.bmm),
     "complex": Complex,
-    "constant_pad_nd": _padded,
+    "constant_pad_nd": lambda z, widths, value=0: (
+        NotImplemented if value else z.map(lambda part: torch.constant_pad_nd(part, widths))
+    ),
     "div": _quotient,
     "eq": _equal,
     "exp": lambda z: _polar(z.real.exp(), z.imaginary),

@@ -222,12 +222,6 @@ def _quantized(
     return (place.clamp(low, high) - zero_point) * scale, (place >= low) & (place <= high)
 
 
-def _quantized_per_tensor(
-    x: torch.Tensor, scale: float, zero_point: int, low: int, high: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return _quantized(x, torch.full((), scale, dtype=x.dtype), torch.full((), zero_point), low, high)
-
-
 def _quantized_if_enabled(
     x: torch.Tensor,
     scale: torch.Tensor,
@@ -340,7 +334,9 @@ OPERATIONS: Mapping[Any, Callable[..., Any]] = {
     aten.dist.default: lambda x, y, p=2: torch.linalg.vector_norm(x - y, p),
     aten.eye.default: lambda n, **settings: _eye(n, n, **settings),
     aten.fake_quantize_per_channel_affine_cachemask.default: _quantized_per_channel,
-    aten.fake_quantize_per_tensor_affine_cachemask.default: _quantized_per_tensor,
+    aten.fake_quantize_per_tensor_affine_cachemask.default: lambda x, scale, zero_point, *bounds: _quantized(
+        x, torch.full((), scale, dtype=x.dtype), torch.full((), zero_point), *bounds
+    ),
     aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: _quantized_if_enabled,
     aten._fake_quantize_learnable_per_channel_affine.default: _along(_learnable_quantized),
     aten._fake_quantize_learnable_per_channel_affine_backward.default: _along(

@@ -115,11 +115,6 @@ def _pow(g: Graph, expected: Expected, base: Any, exponent: Any) -> Value:
     return elementwise(g, "Pow", base, operand(g, exponent, expected.dtype))
 
 
-def _fmod(g: Graph, expected: Expected, a: Any, b: Any) -> Value:
-    a, b = operand(g, a, expected.dtype), operand(g, b, expected.dtype)
-    return g.op("Mod", a, b, fmod=1)
-
-
 def _rsqrt(g: Graph, expected: Expected, x: Value) -> Value:
     return elementwise(g, "Reciprocal", elementwise(g, "Sqrt", operand(g, x, expected.dtype)))
 
@@ -204,7 +199,10 @@ TRANSLATIONS: Table = table(
     (aten.isnan.default, lambda g, e, x: elementwise(g, "IsNaN", x)),
     (aten.isinf.default, lambda g, e, x: elementwise(g, "IsInf", x)),
     (aten.where.self, _where),
-    ((aten.fmod.Tensor, aten.fmod.Scalar), _fmod),
+    (
+        (aten.fmod.Tensor, aten.fmod.Scalar),
+        lambda g, e, a, b: g.op("Mod", operand(g, a, e.dtype), operand(g, b, e.dtype), fmod=1),
+    ),
     ((aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor), _remainder),
     (aten.trunc.default, _trunc),
     (aten.rsqrt.default, _rsqrt),
