@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -122,7 +121,7 @@ def plan_page(
         "measured": measured,
         "alternatives": alternatives,
         "errors": errors,
-        "largest_error": next((error for _, error in errors if isfinite(error)), 0.0) or 1.0,
+        "largest_error": next((error for _, error in errors if math.isfinite(error)), 0.0) or 1.0,
         "measured_picture": None if measured is None else bench_picture(measured),
     }
     title = f"{visible(model)} in mixed precision"
