@@ -4,6 +4,7 @@ Integers stay within their tables, masks are 0 or 1, and what the user declares 
 are those of a layer before training, throughout.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -13,7 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from campo_onnx.emulation.initial_weights import initial_weights, is_weight, moved
+from campo_onnx.emulation.initial_weights import (
+    branch_scales,
+    initial_weights,
+    is_weight,
+    moved,
+    operand_positions,
+)
 from campo_onnx.emulation.scale_search import LOSS_SCALE
 from campo_onnx.ir.view import GraphView
 from campo_onnx.optimize.safety import earlier_versions
@@ -27,6 +34,8 @@ _PIXELS = 700.0  # coordinates, times, counts: what is not multiplied by weights
 _NEAR = (0.0, 1e-5, -1e-5, 2.0**-12, -(2.0**-12), 2.0**-9, -(2.0**-9), 0.03, -0.03)
 _LARGEST_CONSTANT = 1e4
 _APART = 0.01
+_VIEWS_APART = 0.02  # two views of an example, or what a student and its teacher say of it
+_LAYER_SCALE = 1e-6  # as ConvNeXt and CaiT begin
 _THRESHOLDS = frozenset({"Clip", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min"})
 
 
@@ -47,8 +56,9 @@ def draw_batches(
     """Draw batches, the most ordinary first; the same ones for the same graph.
 
     They hold ordinary values; rows that are empty, repeated and extreme; values next to the constants they
-    meet; large coordinates; smooth rows and small offsets, whose differences are small. A batch that would be
-    like the ones before is left out.
+    meet; inputs that are views of the same data; factors of branches as small as networks begin with; large
+    coordinates; smooth rows and small offsets, whose differences are small. A batch that would be like the
+    ones before is left out.
 
     `products`: nodes that multiply by weights: an input that reaches none of them may hold large values.
     `nodes`: draw values for what these nodes read; None draws them for every input.
@@ -58,7 +68,7 @@ def draw_batches(
     scaling, products = loss_scaling(view), frozenset(products)
     # A formula without a product has no weights, though its output looks like a new version of an input.
     updated = earlier_versions(view) if products else ()
-    trained = {view.shape(t) for t in (*gradient_outputs(view, scaling), *updated)}
+    trained = Counter(view.shape(t) for t in {*gradient_outputs(view, scaling), *updated})
     if nodes is not None:
         view, products = part_of(view, nodes), products.intersection(nodes)
     within = {name: (r.lowest, r.highest) for name, r in ranges.items()}
@@ -85,6 +95,14 @@ def draw_batches(
         near = {name: _near(base[name], met, rng) for name, met in constants.items()}
         yield Batch("values next to constants", {**base, **near})
     free = _meeting_no_product(data, view, products)
+    views = _views([name for name in data if name not in free and not _is_mask(name, view)], base, rng)
+    if views:
+        yield Batch("views of the same data", {**base, **views})
+    scales = branch_scales(signed.keys() - frozenset(data), view)
+    if scales:
+        yield Batch(
+            "branches that hardly count", {**base, **{n: base[n] * np.float32(_LAYER_SCALE) for n in scales}}
+        )
     if free:
         large = {name: _large(base[name], rng) for name in free}
         yield Batch("large coordinates", {**base, **large})
@@ -105,13 +123,21 @@ def _data(
     view: GraphView,
     base: Feeds,
     within: Mapping[str, object],
-    trained: Collection[tuple[int, ...] | None],
+    trained: Mapping[tuple[int, ...] | None, int],
 ) -> list[str]:
-    """Inputs of any sign that are not weights, and that nothing wants positive."""
+    """Inputs of any sign that are not weights, and that nothing wants positive.
+
+    A batch may be as long as a layer: where more inputs have a shape than are trained, first operands are
+    data.
+    """
+    inputs = Counter(view.shape(t) for t in view.inputs)
+    more = {shape for shape, count in trained.items() if inputs[shape] > count}
     return [
         name
         for name, value in base.items()
-        if _has_any_sign(name, value, within) and value.shape not in trained and not is_weight(name, view)
+        if _has_any_sign(name, value, within)
+        and (value.shape not in trained or (value.shape in more and 0 in operand_positions(name, view)))
+        and not is_weight(name, view)
     ]
 
 
@@ -199,6 +225,20 @@ def _close(names: Sequence[str], base: Feeds, rng: np.random.Generator) -> Feeds
             apart = _APART * rng.standard_normal(shape)
             close[name] = (smooth[shape] * (1.0 + apart)).astype(base[name].dtype)
     return close
+
+
+def _views(names: Sequence[str], base: Feeds, rng: np.random.Generator) -> Feeds:
+    """Inputs of a shape that an earlier one has, which differ from it a little."""
+    first: dict[tuple[int, ...], NDArray[Any]] = {}
+    views: Feeds = {}
+    for name in names:
+        shape = base[name].shape
+        if shape in first:
+            noise = _VIEWS_APART * rng.standard_normal(shape)
+            views[name] = (first[shape] + noise).astype(base[name].dtype)
+        else:
+            first[shape] = base[name]
+    return views
 
 
 def _repeated(names: Sequence[str], base: Feeds) -> list[str]:

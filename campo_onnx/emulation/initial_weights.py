@@ -4,6 +4,7 @@ With weights of one size for all layers, signals grow or vanish from layer to la
 of them says nothing about its training.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -67,20 +68,44 @@ def _is_scale(position: int, node: OpNode) -> bool:
     return position == 1 and node.op in having(Trait.NORMALIZES) | _BATCH_NORM_INTERNAL
 
 
+def branch_scales(names: Iterable[str], view: GraphView) -> list[str]:
+    """Vectors among some inputs that multiply what is then added to something of its size (layer scale)."""
+    return [name for name in names if any(_scales_branch(tensor, view) for tensor in moved(name, view))]
+
+
+def _scales_branch(tensor: str, view: GraphView) -> bool:
+    if sum(size > 1 for size in view.shape(tensor) or ()) != 1:
+        return False
+    scaled = [view.node[use.node] for use in view.consumers.get(tensor, ())]
+    ends = {t for node in scaled if node.op in _MULTIPLIES for end in node.outputs for t in moved(end, view)}
+    adding = (view.node[use.node] for t in ends for use in view.consumers.get(t, ()))
+    sums = [node for node in adding if node.op.op_type == "Add"]
+    return any(len({view.shape(t) for t in node.inputs}) == 1 for node in sums)
+
+
 def is_weight(name: str, view: GraphView) -> bool:
-    """Whether an input is a later operand of a product, or is added to or multiplies the last axis."""
-    rank = len(view.shape(name) or ())
-    for tensor in moved(name, view):
-        for use in view.consumers.get(tensor, ()):
-            node = view.node[use.node]
-            op_type = node.op.op_type
-            has_weights = op_type.startswith("Conv") or op_type in _RECURRENT
-            if has_weights or (rank == 2 and op_type in ("Gemm", "MatMul")):
-                if use.position > 0:
-                    return True
-            elif rank == 1 and any(_has_last_axis(t, name, view) for t in node.inputs):
-                return True
-    return False
+    """Whether an input is a later operand of products alone, or is added to or multiplies the last axis.
+
+    Data is the first operand of the layers that read it, and a later one of their gradients.
+    """
+    positions = operand_positions(name, view)
+    if positions or len(view.shape(name) or ()) != 1:
+        return bool(positions) and 0 not in positions
+    uses = (use for tensor in moved(name, view) for use in view.consumers.get(tensor, ()))
+    return any(_has_last_axis(t, name, view) for use in uses for t in view.node[use.node].inputs)
+
+
+def operand_positions(name: str, view: GraphView) -> set[int]:
+    """Positions in which convolutions, recurrent layers and products of matrices read an input."""
+    is_matrix = len(view.shape(name) or ()) == 2
+    return {
+        use.position
+        for tensor in moved(name, view)
+        for use in view.consumers.get(tensor, ())
+        if (op_type := view.node[use.node].op.op_type).startswith("Conv")
+        or op_type in _RECURRENT
+        or (is_matrix and op_type in ("Gemm", "MatMul"))
+    }
 
 
 def _has_last_axis(tensor: str, vector: str, view: GraphView) -> bool:

@@ -95,3 +95,49 @@ def test_signals_of_a_deep_network_neither_grow_nor_vanish() -> None:
     text = f"(float[64, 64] h0, {weights}) => (float[64, 64] h40) {{ {nodes} }}"
     result = run(parser.parse_model(HEADER + text), drawn(text), machine("cpu", 1))["h40"]
     assert 0.01 < result.std() < 100.0
+
+
+BRANCH = """(float[8, 16] x, float[8, 16] z, float[16, 32] w, float[32] b, float[16] scale)
+    => (float[8, 32] y, float[8, 32] s, float[16, 32] dw, float[8, 16] out) {
+    h = MatMul(x, w) y = Add(h, b) s = MatMul(z, w) xt = Transpose<perm = [1, 0]>(x) dw = MatMul(xt, y)
+    wt = Transpose<perm = [1, 0]>(w) q = MatMul(y, wt) r = Mul(scale, q) out = Add(r, x) }"""
+
+
+def batches_of(text: str) -> dict[str, dict[str, NDArray[np.float32]]]:
+    view = import_model(parser.parse_model(HEADER + text)).view
+    products = [node.name for node in view.nodes if node.op.op_type == "MatMul"]
+    return {batch.title: dict(batch.feeds) for batch in draw_batches(view, products)}
+
+
+def test_what_a_gradient_reads_again_is_data() -> None:
+    text = BRANCH.replace("(xt, y)", "(xt, y) again = MatMul(yt, x)").replace(
+        "xt = ", "yt = Transpose<perm = [1, 0]>(y) xt = "
+    )
+    rows = batches_of(text)["empty, repeated and extreme rows"]
+    assert not rows["x"][0].any()
+    assert rows["w"][0].all()
+
+
+def test_a_batch_as_long_as_a_layer_is_data() -> None:
+    rows = batches_of(
+        """(float[16, 16] x, float[16, 16] w) => (float[16, 16] h, float[16, 16] new) {
+        h = MatMul(x, w) xt = Transpose<perm = [1, 0]>(x) dw = MatMul(xt, h) new = Sub(w, dw) }"""
+    )["empty, repeated and extreme rows"]
+    assert not rows["x"][0].any()
+    assert rows["w"][0].all()
+
+
+def test_inputs_of_a_shape_are_views_of_the_same_data_once() -> None:
+    batches = batches_of(BRANCH)
+    x, z = (batches["views of the same data"][name] for name in "xz")
+    ordinary = batches["ordinary values"]
+    assert np.linalg.norm(x - z) < np.linalg.norm(ordinary["x"] - ordinary["z"]) / 10
+    assert not np.array_equal(x, z)
+
+
+def test_what_scales_a_branch_is_as_small_as_fp16_hardly_holds_once() -> None:
+    batches = batches_of(BRANCH)
+    small = batches["branches that hardly count"]
+    assert np.abs(small["scale"]).max() < np.finfo(np.float16).tiny
+    others = [name for name in small if not np.array_equal(small[name], batches["ordinary values"][name])]
+    assert others == ["scale"]
