@@ -1,7 +1,7 @@
 """The runtimes there are: each folder beside this file is a library's, and its ``runtime.py`` lists them."""
 
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -9,25 +9,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import onnx
-from numpy.typing import NDArray
-
 from campo_onnx.errors import DeviceUnavailableError, UsageError
 from campo_onnx.hardware.hardware import PROCESSORS
-from campo_onnx.ir.proto import replace_items
 from campo_onnx.ops.precision import Precision, low_precisions
-from campo_onnx.runtime.api import (
-    LOAD_SETTINGS,
-    AddressedProgram,
-    LoadSettings,
-    Place,
-    Program,
-    Runtime,
-    StepTimes,
-    Tensor,
-)
+from campo_onnx.runtime.api import LOAD_SETTINGS, LoadSettings, Program, Runtime, Tensor
 from campo_onnx.runtime.machine import CPU, CUDA, DEFAULT, Machine
-from campo_onnx.runtime.timing import Step
 
 if TYPE_CHECKING:
     import onnx
@@ -120,7 +106,7 @@ def load(
     """
     from campo_onnx.ir.constants import defaults_of
     from campo_onnx.ir.convert import with_conversions
-    from campo_onnx.runtime.registry import ProgramWithDefaults, without_defaults
+    from campo_onnx.runtime.defaults import ProgramWithDefaults, without_defaults
 
     model = with_conversions(model, folder)
     stored = defaults_of(model, folder)
@@ -165,60 +151,3 @@ def _shipped() -> tuple[Runtime, ...]:
     folders = [m.name for m in pkgutil.iter_modules([str(Path(__file__).parent)]) if m.ispkg]
     folders.sort(key=lambda name: (name != DEFAULT, name))
     return tuple(r for name in folders for r in import_module(f"{__package__}.{name}.runtime").RUNTIMES)
-
-
-Arrays = Mapping[str, NDArray[Any]]
-
-
-def without_defaults(model: onnx.ModelProto, names: Arrays) -> onnx.ModelProto:
-    """Copy a graph so that these inputs have to be given."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    constants = [tensor for tensor in copy.graph.initializer if tensor.name not in names]
-    replace_items(copy.graph.initializer, constants)
-    return copy
-
-
-class ProgramWithDefaults:
-    """A program of a graph with initializers among its inputs: values that may be given, and need not be.
-
-    No runtime binds memory to them. Methods are those of :class:`~campo_onnx.runtime.api.Program`.
-
-    `place`: copies an array to the processor.
-    """
-
-    def __init__(self, program: Program, defaults: Arrays, place: Callable[[NDArray[Any]], Tensor]) -> None:
-        self._program, self._defaults, self._place = program, defaults, place
-
-    @property
-    def note(self) -> str:
-        """Say which nodes run elsewhere."""
-        return self._program.note
-
-    def bound(self, reads: Mapping[str, Tensor], writes: Mapping[str, Tensor]) -> Step:
-        """Bind tensors, and return what runs one step on them."""
-        rest = {name: self._place(value) for name, value in self._defaults.items() if name not in reads}
-        return self._program.bound({**rest, **reads}, writes)
-
-    def placed(self, feeds: Arrays) -> Step:
-        """Put inputs on the processor once, and return what runs one step on them."""
-        return self._program.placed({**self._defaults, **feeds})
-
-    def addressed(self, reads: Sequence[Place], writes: Sequence[Place]) -> AddressedProgram:
-        """Run on memory of the caller, who gives every input."""
-        return self._program.addressed(reads, writes)
-
-    def run(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
-        """Run it once on arrays and copy the outputs."""
-        return self._program.run({**self._defaults, **feeds})
-
-    def node_times(
-        self, feeds: Arrays, *, repeats: int, warmup: int = 2, on_step: Callable[[], None] | None = None
-    ) -> StepTimes:
-        """Time each executed node."""
-        full = {**self._defaults, **feeds}
-        return self._program.node_times(full, repeats=repeats, warmup=warmup, on_step=on_step)
-
-    def executed(self) -> Mapping[str, Precision]:
-        """Give the precision in which nodes are computed, where the runtime tells."""
-        return self._program.executed()
