@@ -18,7 +18,7 @@ from campo_onnx.export.torch import export_training_step
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ops.facts import work_of
-from campo_onnx.ops.gemms import Multiples
+from campo_onnx.ops.multiples import Multiples
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.spec import Family
 from campo_onnx.optimize.plan.assemble import make_plan

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, fields
 
 from campo_onnx.errors import ProfileError
-from campo_onnx.ops.gemms import Multiples
+from campo_onnx.ops.multiples import Multiples
 from campo_onnx.ops.precision import Precision
 
 CPU, CUDA, INTEL_GPU = PROCESSORS = ("cpu", "cuda", "intel_gpu")

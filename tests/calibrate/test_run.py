@@ -28,8 +28,8 @@ from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.one_node import NODE, one_node_view, step_samples
 from campo_onnx.measure.store import Store
 from campo_onnx.ops.facts import moved_bytes, ports_of, work_of
-from campo_onnx.ops.gemms import Multiples
 from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.multiples import Multiples
 from campo_onnx.ops.ports import Ports, lowered
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import FLOAT, Signature, make_signature

@@ -12,7 +12,7 @@ from campo_onnx.errors import UsageError
 from campo_onnx.ir.importer import import_model
 from campo_onnx.measure.one_node import one_node_model, step_samples
 from campo_onnx.ops.facts import ports_of, work_of
-from campo_onnx.ops.gemms import Multiples
+from campo_onnx.ops.multiples import Multiples
 from campo_onnx.ops.ports import lowered
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature

@@ -8,8 +8,9 @@ from onnx import TensorProto
 
 from campo_onnx.ir.view import GraphView, OpNode, TensorInfo, TensorKind
 from campo_onnx.ops.facts import moved_bytes, work_of
-from campo_onnx.ops.gemms import GemmShape, Multiples
+from campo_onnx.ops.gemms import GemmShape
 from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.multiples import Multiples
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.registry import spec

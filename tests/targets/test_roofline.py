@@ -3,8 +3,9 @@
 import pytest
 
 from campo_onnx.ops.facts import ports_of
-from campo_onnx.ops.gemms import GemmShape, Multiples
+from campo_onnx.ops.gemms import GemmShape
 from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.multiples import Multiples
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import FLOAT, make_signature
 from campo_onnx.targets.roofline import cast_us, copy_us, node_time, utilization

@@ -15,7 +15,8 @@ from typing import NamedTuple, TypeAlias
 from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.ops.facts import axes_of, work_of
-from campo_onnx.ops.gemms import UNTOUCHED, Multiples
+from campo_onnx.ops.gemms import UNTOUCHED
+from campo_onnx.ops.multiples import Multiples
 from campo_onnx.ops.signature import Shape, Signature
 
 Ends: TypeAlias = tuple[int, ...]

@@ -8,7 +8,7 @@ import onnx
 from campo_onnx.emulation.numerics import emulate, seeded
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ops.facts import work_of
-from campo_onnx.ops.gemms import Multiples
+from campo_onnx.ops.multiples import Multiples
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.runtime.chunked_run import run as run_once
 from campo_onnx.runtime.registry import machine
