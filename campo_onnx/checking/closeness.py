@@ -61,7 +61,7 @@ def drift(context: CheckContext) -> Finding:
             return not_checked(why)
     titles = ", ".join(references)
     try:
-        return _with_zeros(_compared(emulated, references, context), references)
+        return _with_zeros(_compared(emulated, references, context), references, context)
     except UsageError as error:
         return not_checked(str(error))
     except (ModelError, UnsupportedModelError) as error:
@@ -99,10 +99,15 @@ def _compared(
     return replace(scaled, reason=reason)
 
 
-def _with_zeros(finding: Finding, references: Mapping[str, Reference]) -> Finding:
-    """Say which outputs FP32 itself knows nothing of: they count by what low precision loses there."""
+def _with_zeros(finding: Finding, references: Mapping[str, Reference], context: CheckContext) -> Finding:
+    """Say which outputs FP32 itself knows nothing of on some batch: low precision may lose them there."""
     off = {name for name, error in finding.parts.items() if error}
-    zeros = off.intersection(*(reference.zero_but_for_rounding for reference in references.values() if off))
+    zeros = {
+        name
+        for title, reference in references.items()
+        for name in (off & reference.zero_but_for_rounding) - _left_out(title, references, context)
+        if np.any(reference.outputs[name])
+    }
     if not zeros:
         return finding
     several = f"{len(zeros)} outputs are" if len(zeros) > 1 else "1 output is"

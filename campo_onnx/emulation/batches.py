@@ -68,7 +68,9 @@ def draw_batches(
     scaling, products = loss_scaling(view), frozenset(products)
     # A formula without a product has no weights, though its output looks like a new version of an input.
     updated = earlier_versions(view) if products else ()
-    trained = Counter(view.shape(t) for t in {*gradient_outputs(view, scaling), *updated})
+    # A step may return both the gradient and the new value of what is trained.
+    gradients, new = (Counter(map(view.shape, names)) for names in (gradient_outputs(view, scaling), updated))
+    trained = gradients | new
     if nodes is not None:
         view, products = part_of(view, nodes), products.intersection(nodes)
     within = {name: (r.lowest, r.highest) for name, r in ranges.items()}

@@ -223,11 +223,15 @@ class ProbedBatch:
         return self._feeds if name is None else {**self._feeds, name: np.full_like(self._feeds[name], scale)}
 
     def effect(self, low_nodes: Nodes) -> float:
-        """The largest error of an output where some nodes are low; a large one in view of FP32's own."""
+        """The largest error of an output where some nodes are low; of zeros, in view of what FP32 loses."""
         outcome = self.trial(low_nodes)
         if outcome.failure or outcome.unfinite:
             return math.inf
-        errors = (outcome.conditioned.get(name, error) for name, error in outcome.errors.items())
+        zero = self._reference.zero_but_for_rounding
+        errors = (
+            outcome.conditioned.get(name, error) if name in zero else error
+            for name, error in outcome.errors.items()
+        )
         return max((*errors, *outcome.integers.values()), default=0.0)
 
     def _but_for_the_loss_scale(self, low_nodes: Nodes) -> Trial:

@@ -69,7 +69,7 @@ def _is_scale(position: int, node: OpNode) -> bool:
 
 
 def branch_scales(names: Iterable[str], view: GraphView) -> list[str]:
-    """Vectors among some inputs that multiply what is then added to something of its size (layer scale)."""
+    """Vectors among some inputs that multiply a branch, which is then added to what went around it."""
     return [name for name in names if any(_scales_branch(tensor, view) for tensor in moved(name, view))]
 
 
@@ -78,9 +78,15 @@ def _scales_branch(tensor: str, view: GraphView) -> bool:
         return False
     scaled = [view.node[use.node] for use in view.consumers.get(tensor, ())]
     ends = {t for node in scaled if node.op in _MULTIPLIES for end in node.outputs for t in moved(end, view)}
-    adding = (view.node[use.node] for t in ends for use in view.consumers.get(t, ()))
-    sums = [node for node in adding if node.op.op_type == "Add"]
-    return any(len({view.shape(t) for t in node.inputs}) == 1 for node in sums)
+    adding = [view.node[use.node] for t in ends for use in view.consumers.get(t, ())]
+    sums = [
+        node for node in adding if node.op.op_type == "Add" and len(set(map(view.shape, node.inputs))) == 1
+    ]
+    return any(_elements(node.outputs[0], view) > _elements(tensor, view) for node in sums)
+
+
+def _elements(tensor: str, view: GraphView) -> int:
+    return view.tensors[tensor].elements or 0
 
 
 def is_weight(name: str, view: GraphView) -> bool:

@@ -1,4 +1,4 @@
-"""Bytes that a step moves and kernels that it launches, by family of operators: counted, not timed."""
+"""Bytes that a step moves and kernels that it launches, by family and if neighbours were fused: counted."""
 
 import re
 from collections.abc import Iterable, Mapping

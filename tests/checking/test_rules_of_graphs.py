@@ -207,6 +207,6 @@ def test_the_gradient_of_a_bias_before_a_normalization_is_zero_but_for_rounding(
     onnx.save(model_text(CENTERED.format("d = Sub(dy, m)")), step.fp32)
     low = "e = Sub(dy, m) l = Cast<to = 10>(e) d = Cast<to = 1>(l)"
     onnx.save(model_text(CENTERED.format(low)), step.mixed)
-    found = checked(step, min_speedup=0)["drift"]
-    assert found.status is Status.PASSED, found.reason
-    assert "1 output is zero but for rounding in FP32, too" in found.reason
+    drift = checked(step, min_speedup=0)["drift"]
+    assert drift.status is Status.PASSED, drift.reason
+    assert "1 output is zero but for rounding in FP32, too" in drift.reason

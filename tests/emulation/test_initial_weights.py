@@ -141,3 +141,13 @@ def test_what_scales_a_branch_is_as_small_as_fp16_hardly_holds_once() -> None:
     assert np.abs(small["scale"]).max() < np.finfo(np.float16).tiny
     others = [name for name in small if not np.array_equal(small[name], batches["ordinary values"][name])]
     assert others == ["scale"]
+
+
+def test_a_momentum_scales_no_branch() -> None:
+    """It is added to what has its own size; a branch is larger than its factors."""
+    text = (
+        "(float[8, 16] x, float[16, 16] w, float[16] momentum, float[16] gradient, float rate) "
+        "=> (float[8, 16] y, float[16] new) "
+        "{ y = MatMul(x, w) slower = Mul(momentum, rate) new = Add(slower, gradient) }"
+    )
+    assert "branches that hardly count" not in batches_of(text)

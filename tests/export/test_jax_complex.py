@@ -8,7 +8,7 @@ import pytest
 jax = pytest.importorskip("jax", reason="jax is not installed (make test-frameworks installs it)")
 
 import jax.numpy as jnp
-from against_jax import TOLERANCE, array, worst_deviation
+from against_jax import TOLERANCE, array, run, worst_deviation
 from jax import lax
 
 from campo_onnx.errors import UnsupportedModelError
@@ -143,3 +143,25 @@ def test_a_product_with_a_real_number_is_two_products() -> None:
 def test_what_no_pair_of_tensors_stands_for_is_refused(function: Any, x: Any, message: str) -> None:
     with pytest.raises(UnsupportedModelError, match=message):
         export_function(lambda a: {"y": function(a["x"])}, {"x": x})
+
+
+@pytest.mark.parametrize("size", [8, 12, 600])
+def test_phases_of_real_frequencies_are_those_of_jax(size: int) -> None:
+    """The highest frequency of an even number of samples is real: its phase is 0 or pi, never -pi."""
+
+    def phases(x: Any) -> Any:
+        return jnp.angle(jnp.fft.rfft(x))
+
+    x = array(6, size)
+    model = export_function(lambda a: {"y": phases(a["x"])}, {"x": x})
+    ours = run(model, {"x": x})["y"]
+    assert (abs(ours[:, [0, -1]] - phases(x)[:, [0, -1]]) < 1e-6).all()
+
+
+@pytest.mark.parametrize("norm", ["ortho", "forward"])
+def test_norms_of_transforms(norm: str) -> None:
+    def loss(p: Any, x: Any) -> Any:
+        z = jnp.fft.rfft2(jnp.fft.fft(x * p["w"], norm=norm).real, norm=norm)
+        return (jnp.abs(jnp.fft.irfft2(z, norm=norm)) * array(4, 6)).sum()
+
+    assert worst_deviation(loss, {"w": array(4, 6)}, x=array(4, 6)) < TOLERANCE

@@ -68,11 +68,11 @@ ZERO = """(float[4,8] x, float[4,8] z) => (float[4,8] noise)
 
 
 def test_what_is_zero_but_for_rounding_may_lose_all_that_fp16_has_to_lose():
-    given = reference(ZERO, {"x": X, "z": 0.3 * X[::-1].copy()})
-    assert given.zero_but_for_rounding == {"noise"}
-    lost = FEWER_BITS * given.own_error["noise"] * given.outputs["noise"]
+    fp32 = reference(ZERO, {"x": X, "z": 0.3 * X[::-1].copy()})
+    assert fp32.zero_but_for_rounding == {"noise"}
+    lost = FEWER_BITS * fp32.own_error["noise"] * fp32.outputs["noise"]
     errors = {
-        times: given.drift_of({"noise": given.outputs["noise"] + times * lost})["noise"] for times in (0.5, 2)
+        times: fp32.drift_of({"noise": fp32.outputs["noise"] + times * lost})["noise"] for times in (0.5, 2)
     }
     assert errors[0.5] < MOST_IN_FP16 < errors[2]
 

@@ -4,7 +4,6 @@ Autodiff has been there before, so that gradients are among the operations that 
 part that is zero for certain is left out: such a number goes as its real part.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 from typing import Any
@@ -14,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.export.fourier import Complex, Fourier
+from campo_onnx.export.fourier import Complex, Fourier, exact_turns
 from campo_onnx.export.jax import composed
 
 
@@ -107,8 +106,8 @@ def _equal(x: Any, y: Any) -> Any:
 
 
 def _turns(rows: int, columns: int, size: int, like: Any) -> Complex:
-    angle = np.outer(np.arange(rows), np.arange(columns)) % size * (2 * math.pi / size)
-    return Complex(jnp.asarray(np.cos(angle), like.dtype), jnp.asarray(np.sin(angle), like.dtype))
+    place = np.outer(np.arange(rows), np.arange(columns)) % size
+    return exact_turns(np, place, size).map(lambda part: jnp.asarray(part, like.dtype))
 
 
 def _transformed(z: Any, *, fft_type: Any, fft_lengths: tuple[int, ...]) -> Any:

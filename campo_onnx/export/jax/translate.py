@@ -172,7 +172,7 @@ class _StraightLine:
                 results = self._in_parts(equation, operands, inside)
             elif inner is not None:
                 results = self.add(*inner, operands, inside)
-            elif _is_of_keys(equation) and all(o in self._known for o in operands):
+            elif _is_of_keys(equation) and self._are_constant(operands):
                 results = self._computed(equation, operands)
             else:
                 name, variables = equation.primitive.name, equation.outvars
@@ -181,7 +181,10 @@ class _StraightLine:
         return [ref(atom) for atom in jaxpr.outvars]
 
     def _in_parts(self, equation: Any, operands: Sequence[Ref], scope: str) -> list[Ref]:
-        """Add an operation on complex numbers as operations on their parts."""
+        """Add an operation on complex numbers as operations on their parts; JAX computes one of constants."""
+        sizes = [[v.aval.size for v in variables] for variables in (equation.invars, equation.outvars)]
+        if sizes[0] and max(sizes[1]) <= max(sizes[0]) and self._are_constant(operands):
+            return self._computed(equation, operands)
         simplest = [self._simplest(ref) for ref in operands]
         types = [*map(_type, equation.invars, simplest)]
         closed, kinds = complex_numbers.traced(
@@ -196,6 +199,9 @@ class _StraightLine:
                 Complex(ref, self._constant(np.zeros(kind.shape, kind.dtype))) if is_short else ref
             )
         return results
+
+    def _are_constant(self, operands: Sequence[Ref]) -> bool:
+        return all(part in self._known for part in jax.tree.leaves(list(operands)))
 
     def _simplest(self, ref: Ref) -> Ref:
         """Give a complex number whose imaginary part is constant zeros as its real part."""
@@ -252,7 +258,11 @@ class _StraightLine:
 
     def _computed(self, equation: Any, operands: Sequence[Ref]) -> list[Ref]:
         """Let JAX compute what keys make that are constant."""
-        results = equation.primitive.bind(*(self._known[o] for o in operands), **equation.params)
+        values = (
+            self._known[o.real] + 1j * self._known[o.imaginary] if isinstance(o, Complex) else self._known[o]
+            for o in operands
+        )
+        results = equation.primitive.bind(*values, **equation.params)
         return [self._constant(r) for r in (results if equation.primitive.multiple_results else [results])]
 
     def _new(

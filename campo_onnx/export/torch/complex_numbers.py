@@ -3,7 +3,6 @@
 Autograd has been there before, so that gradients are among the operations that are replaced.
 """
 
-import math
 import operator
 from collections.abc import Callable, Mapping
 from functools import partial, reduce
@@ -14,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves, tree_map
 
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.export.fourier import Complex, Fourier
+from campo_onnx.export.fourier import Complex, Fourier, exact_turns
 from campo_onnx.export.torch.origin import origin_of
 
 aten = torch.ops.aten
@@ -25,8 +24,7 @@ _REAL = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.c
 
 def _turns(rows: int, columns: int, size: int, like: torch.Tensor) -> Complex:
     j, k = (torch.arange(n, device=like.device) for n in (rows, columns))
-    angle = (j.unsqueeze(1) * k % size).double() * (2 * math.pi / size)
-    return Complex(angle.cos().to(like.dtype), angle.sin().to(like.dtype))
+    return exact_turns(torch, j.unsqueeze(1) * k % size, size).map(lambda part: part.to(like.dtype))
 
 
 FOURIER = Fourier(torch, _turns)

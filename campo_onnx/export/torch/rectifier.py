@@ -134,8 +134,7 @@ def _hardsigmoid(g: Graph, expected: Expected, x: Value) -> Value:
 
 def _hardsigmoid_backward(g: Graph, expected: Expected, gradient: Value, x: Value) -> Value:
     inside = elementwise(g, "Abs", x) < _BOUND
-    passed = elementwise(g, "Where", inside, gradient, 0)
-    return scaled(g, passed, 0.5 / _BOUND)
+    return scaled(g, elementwise(g, "Where", inside, gradient, 0), 0.5 / _BOUND)
 
 
 def _hardswish_backward(g: Graph, expected: Expected, gradient: Value, x: Value) -> Value:

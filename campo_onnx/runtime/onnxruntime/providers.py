@@ -1,4 +1,4 @@
-"""Execution providers that work here, and the identity of the machine."""
+"""Execution providers that work here, the libraries of CUDA's, and the identity of the machine."""
 
 import contextlib
 import ctypes
