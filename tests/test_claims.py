@@ -134,6 +134,17 @@ def test_accuracy():
     assert found["made"]["date"] in row
 
 
+def test_accuracy_in_real_bf16():
+    measured, row = result("measured_accuracy"), row_about("final accuracy in BF16, computed by BF16 units")
+    ours = {entry["title"]: entry["rows"]["optimal"]["difference"] for entry in measured["rows"]}
+    least, most = (choose(ours, key=lambda title: ours[title]["mean"]) for choose in (min, max))
+    for title in (least, most):
+        assert f"{ours[title]['mean']:+.2f} ± {ours[title]['half_width']:.2f} ({title})" in row
+    assert all(abs(difference["mean"]) < difference["half_width"] for difference in ours.values())
+    assert {entry["seeds"] for entry in measured["rows"]} == {10}
+    assert measured["made"]["date"] in row
+
+
 def test_planning_time():
     found, row = result("scaling"), row_about("planning and writing a step")
     largest = max(found["rows"], key=lambda entry: entry["nodes"])

@@ -61,7 +61,7 @@ def drift(context: CheckContext) -> Finding:
             return not_checked(why)
     titles = ", ".join(references)
     try:
-        return _with_zeros(_compared(emulated, references, context), references, context)
+        return _with_zeros(*_compared(emulated, references, context), context)
     except UsageError as error:
         return not_checked(str(error))
     except (ModelError, UnsupportedModelError) as error:
@@ -70,22 +70,23 @@ def drift(context: CheckContext) -> Finding:
 
 def _compared(
     emulated: onnx.ModelProto, references: Mapping[str, Reference], context: CheckContext
-) -> Finding:
+) -> tuple[Finding, Mapping[str, Reference]]:
+    """Compare the steps; gives the references that counted, too, at the loss scale of the end."""
     titles, low = ", ".join(references), context.changes.low
     own = context.policy.max_drift
     limit = most_drift(low) if own is None else own
     worst = _worst(emulated, references, context)
     finding = _drift_finding(worst, limit, titles)
     if finding.status is not Status.FAILED:
-        return finding
+        return finding, references
     if settled := _at_settled_scale(emulated, references, context):
         references, titles = settled, ", ".join(settled)
         worst = _worst(emulated, references, context)
         finding = _drift_finding(worst, limit, titles)
         if finding.status is not Status.FAILED:
-            return finding
+            return finding, references
     if not _lacks_loss_scale(context):
-        return _but_for_choices(finding, worst, limit, references, context)
+        return _but_for_choices(finding, worst, limit, references, context), references
     scaled_worst = _worst(without_underflow(emulated), references, context)
     scaled = _drift_finding(scaled_worst, limit, titles)
     if scaled.status is Status.FAILED:
@@ -96,7 +97,7 @@ def _compared(
         f"no loss scale, and without one {beyond} outputs are off by over {limit:g}, up to "
         f"{max(worst.values()):.2g}. Export the step with a loss scale"
     )
-    return replace(scaled, reason=reason)
+    return replace(scaled, reason=reason), references
 
 
 def _with_zeros(finding: Finding, references: Mapping[str, Reference], context: CheckContext) -> Finding:

@@ -18,6 +18,10 @@ _LONGEST = 4096
 """Elements of the longest transform that is one product: its matrices take 128 MiB."""
 
 
+NO_COMPLEX = "ONNX Runtime lacks complex numbers, and here no pair of real tensors stands for one"
+"""Cause of a refusal."""
+
+
 class Complex(NamedTuple):
     """A complex tensor: two real ones."""
 

@@ -122,13 +122,25 @@ def test_steps_with_complex_numbers_are_those_of_jax(
     assert worst_deviation(loss, parameters, **inputs) < TOLERANCE
 
 
-def test_a_product_with_a_real_number_is_two_products() -> None:
+def test_a_real_number_multiplies_each_part_once() -> None:
     def spectrum(a: Any) -> Any:
         return {"y": (jnp.fft.rfft(a["x"]) * a["w"].astype(jnp.complex64)).imag}
 
     model = export_function(spectrum, {"x": array(8), "w": array(5)})
     assert sum(node.op_type == "Mul" for node in model.graph.node) == 1
     assert sum(node.op_type in ("Gemm", "MatMul") for node in model.graph.node) == 1
+
+
+@pytest.mark.parametrize("fill", [None, 0, 2.5])
+def test_lookups_outside_fill_as_in_jax(fill: float | None) -> None:
+    def looked_up(a: Any) -> Any:
+        rows = jnp.fft.fft(a["x"]).at[a["i"]].get(mode="fill", fill_value=fill)
+        return {"real": rows.real, "imaginary": rows.imag}
+
+    feeds = {"x": array(4, 6), "i": jnp.asarray([1, 7])}
+    ours, expected = run(export_function(looked_up, feeds), feeds), looked_up(feeds)
+    for name in expected:
+        assert jnp.allclose(ours[name], expected[name], atol=1e-5, equal_nan=True)
 
 
 @pytest.mark.parametrize(

@@ -10,17 +10,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import torch.nn.functional as F  # noqa: E402
-from torch import nn  # noqa: E402
+import torch.nn.functional as F
+from torch import nn
 
-import campo_onnx  # noqa: E402
-from campo_onnx.bench.result import Interval, Outcome  # noqa: E402
-from campo_onnx.bench.worker import WorkerStep  # noqa: E402
-from campo_onnx.errors import ModelError, UsageError  # noqa: E402
-from campo_onnx.integrations.trial import trial as trial_module  # noqa: E402
-from campo_onnx.integrations.trial.page import fragment, trial_page  # noqa: E402
-from campo_onnx.integrations.trial.planned import export_step  # noqa: E402
-from campo_onnx.integrations.trial.result import (  # noqa: E402
+import campo_onnx
+from campo_onnx.bench.result import Interval, Outcome
+from campo_onnx.bench.worker import WorkerStep
+from campo_onnx.errors import ModelError, UsageError
+from campo_onnx.integrations.trial import trial as trial_module
+from campo_onnx.integrations.trial.page import fragment, trial_page
+from campo_onnx.integrations.trial.planned import export_step
+from campo_onnx.integrations.trial.result import (
     AUTOCAST,
     COMPILED,
     COMPILED_AUTOCAST,
@@ -29,10 +29,10 @@ from campo_onnx.integrations.trial.result import (  # noqa: E402
     MIXED,
     OURS,
 )
-from campo_onnx.integrations.trial.sides import gradient_error  # noqa: E402
-from campo_onnx.integrations.trial.torch_steps import TorchStep  # noqa: E402
-from campo_onnx.runtime.registry import machine  # noqa: E402
-from campo_onnx.targets.target import target  # noqa: E402
+from campo_onnx.integrations.trial.sides import gradient_error
+from campo_onnx.integrations.trial.torch_steps import TorchStep
+from campo_onnx.runtime.registry import machine
+from campo_onnx.targets.target import target
 
 
 def network(dropout: float = 0.0) -> nn.Module:

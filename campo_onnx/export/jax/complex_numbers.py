@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.export.fourier import Complex, Fourier, exact_turns
+from campo_onnx.export.fourier import NO_COMPLEX, Complex, Fourier, exact_turns
 from campo_onnx.export.jax import composed
 
 
@@ -31,8 +31,14 @@ def _moved(primitive: Any, *operands: Any, **parameters: Any) -> Any:
     def part(x: Any, place: int) -> Any:
         return _parts(x)[place] if isinstance(x, Complex) or jnp.result_type(x).kind in "cf" else x
 
+    def settings(place: int) -> Mapping[str, Any]:
+        if "fill_value" not in parameters:
+            return parameters
+        value = complex(np.nan if parameters["fill_value"] is None else parameters["fill_value"])
+        return {**parameters, "fill_value": value.imag if place else value.real}
+
     real, *imaginary = (
-        primitive.bind(*(part(x, place) for x in operands), **parameters)
+        primitive.bind(*(part(x, place) for x in operands), **settings(place))
         for place in range(1 if all(map(_is_real, operands)) else 2)
     )
     if not imaginary:
@@ -168,9 +174,8 @@ def traced(
         rule: Any = partial(_moved if name in _MOVES else _multiplied, primitive)
     else:
         rule = _RULES.get(name)
-        parameters = {
-            k: value for k, value in parameters.items() if value is not None
-        }  # of the newest, unset
+        # What is None asks for nothing: newer JAX has parameters that older ones lack.
+        parameters = {k: value for k, value in parameters.items() if value is not None}
     try:
         step = None if rule is None else composed.traced_rule(rule, operands, parameters)
     except NotImplementedError as error:
@@ -185,6 +190,6 @@ def refused(what: str) -> UnsupportedModelError:
     """Give the error for a complex tensor."""
     return UnsupportedModelError(
         what,
-        why="ONNX Runtime lacks complex numbers, and no pair of real tensors can stand for this one",
+        why=NO_COMPLEX,
         remedy="Compute with real and imaginary parts: z.real and z.imag, and jax.lax.complex(a, b) of two.",
     )

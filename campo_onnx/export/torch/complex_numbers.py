@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves, tree_map
 
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.export.fourier import Complex, Fourier, exact_turns
+from campo_onnx.export.fourier import NO_COMPLEX, Complex, Fourier, exact_turns
 from campo_onnx.export.torch.origin import origin_of
 
 aten = torch.ops.aten
@@ -288,6 +288,6 @@ def complex_refused(what: str) -> UnsupportedModelError:
     """Give the error for a complex tensor."""
     return UnsupportedModelError(
         f"{what} is complex",
-        why="ONNX Runtime lacks complex numbers, and no pair of real tensors can stand for this one",
+        why=NO_COMPLEX,
         remedy="Compute with real and imaginary parts: torch.view_as_real gives both.",
     )

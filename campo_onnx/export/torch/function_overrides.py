@@ -57,7 +57,7 @@ class Masks:
         if drawn is None:
             raise UnsupportedModelError(
                 "a part with dropout is run several times under activation checkpointing",
-                why="there is no way to tell which mask it had when it is run again",
+                why="the second run would draw another mask",
                 remedy="Turn checkpointing off there, or set the dropout in it to 0.",
             )
         return x * drawn

@@ -55,7 +55,7 @@ def by_pairs(
 ) -> Value:
     """Write the gradient of a depthwise weight of `shape` as two products of matrices.
 
-    As a convolution it has one filter in each group, for which libraries have no fast kernel. Here a product
+    As a convolution it has one filter in each group; libraries have no fast kernel for that. Here a product
     for each channel multiplies every element along the last `count` axes of the input by every element of
     the gradient. It sums over images and all other axes, along which the lines that each tap reads are
     gathered. A second product, with zeros and ones, sums what each tap along the last axes brings together.

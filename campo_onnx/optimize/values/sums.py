@@ -37,7 +37,7 @@ _LONG_SUM_OF_ONE_SIGN = 1024.0
 """Bound for sums that cannot cancel, which are larger: 64 on average are enough."""
 
 _LONG_RUN = 256.0
-"""A running sum has its terms in common, and is no longer for being cut: 256 on average are enough."""
+"""Bound for running sums: 256 on average are enough."""
 
 _KEEPING = having(Trait.MOVES, Trait.SIGN, Trait.SAME_SIZE, Trait.NO_LARGER) - op_keys("Log")
 _AS_LARGE = MOVES | op_keys("Add Sub Neg")

@@ -20,8 +20,8 @@ from campo_onnx.runtime.openvino.installed import ov
 def as_openvino(array: NDArray[Any]) -> "ov.Tensor":
     """Take an array's memory as a tensor of OpenVINO's; the caller keeps the array alive.
 
-    BF16 is taken by its bits: OpenVINO's Python types have no such element. That tensor does not hold a
-    reference to its memory.
+    BF16 is passed as its bits, since OpenVINO's Python types have no such element. The tensor then holds no
+    reference to the memory.
     """
     if onnx.helper.np_dtype_to_tensor_dtype(array.dtype) == TensorProto.BFLOAT16:
         return ov.Tensor(array.view(np.uint16), ov.Shape(list(array.shape)), ov.Type.bf16)

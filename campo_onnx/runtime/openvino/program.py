@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from google.protobuf.message import EncodeError
 from numpy.typing import NDArray
 
 from campo_onnx.errors import ModelError, UnsupportedModelError
@@ -207,7 +208,7 @@ class OpenVinoProgram:
 def _serialized(model: onnx.ModelProto) -> bytes:
     try:
         return model.SerializeToString()
-    except Exception:  # protobuf has an error of its own in each of its implementations
+    except (EncodeError, ValueError):  # one for each implementation of protobuf
         raise UnsupportedModelError(
             "the graph is larger than 2 GB",
             why="no message of that size can be written",
