@@ -57,7 +57,11 @@ def train(plan_for: str = "auto", steps: int = 20) -> tuple[list[float], dict[st
     """Train two processes, and return losses and weights."""
     with tempfile.TemporaryDirectory() as folder:
         meeting, written = (str(Path(folder) / name) for name in ("meeting", "written"))
-        torch.multiprocessing.spawn(work, (meeting, written, plan_for, steps), nprocs=PROCESSES)
+        # Processes of a fork server end at once. Spawned ones take their interpreter apart first, and abort
+        # where a thread of gloo lets go of a tensor meanwhile.
+        torch.multiprocessing.start_processes(
+            work, (meeting, written, plan_for, steps), PROCESSES, start_method="forkserver"
+        )
         return torch.load(written)
 
 
