@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from numpy.typing import ArrayLike
+from onnx.helper import make_opsetid
 
 from campo_onnx.emulation.numerics import emulate
 from campo_onnx.ops.precision import Precision
@@ -40,6 +41,7 @@ class Case(NamedTuple):
     feeds: Mapping[str, Any] = MappingProxyType({})
     lows: tuple[Precision, ...] = (FP16,)
     error: float = 0.05
+    others: str = ""  # outputs beside y
 
 
 def f(value):
@@ -51,6 +53,15 @@ H = "h = MatMul(x, w) "
 VARIANCE = H + "q = Mul(h, h) v = ReduceMean(q, ax) a = Add(v, eps) s = Sqrt(a) i = Reciprocal(s) "
 SCORES = "s = MatMul(x, w) "
 ADDED = {"inputs": ", float[1,64] add", "feeds": {"add": np.full((1, 64), LOW_INPUT)}}
+SHARES = "h = MatMul(x, w) p = Softmax(h) "
+# The loss is that of the forward pass; columns of values and rows of keys have much in common.
+BACKWARD = "z = MatMul(p, v) loss = ReduceMean<keepdims=0>(z) dz = Mul(n, scale) g = MatMul(dz, v) "
+ALIKE = {
+    "inputs": ", float[64,64] n, float[64,64] v, float[64,64] k, float scale",
+    "feeds": {"n": M, "v": 1 + X, "k": 1 + X.T / 4, "scale": np.float32(16)},
+    "lows": (BF16,),
+    "others": ", float loss",
+}
 ROTARY = "cs = Cos(g) sn = Sin(g) a = Mul(x, cs) b = Mul(w, sn) y = Add(a, b)"
 FREQUENCIES = f(10000.0 ** (-np.arange(64) / 64))
 LOOP = """k = Loop(six, , h)<body = b (int64 i, bool cc, float[64,64] v) => (bool c2, float[64,64] o)
@@ -105,6 +116,24 @@ CASES = {
         H + """q = ReduceSumSquare(h, ax) qt = Transpose(q) t = Transpose(h) g = MatMul(h, t)
         g2 = Mul(g, two) a = Add(q, qt) d = Sub(a, g2) r = Max(d, o) y = Sqrt(r)""",
         AXIS | {"two": f(2), "o": f(0)}, feeds={"x": X * 400},
+    ),
+    # gradients of a softmax
+    "the gradient of a softmax": Case(
+        SHARES + BACKWARD + "q = Mul(g, p) t = ReduceSum(q, ax) u = Mul(p, t) d = Sub(q, u) y = MatMul(d, k)",
+        AXIS, **ALIKE,
+    ),
+    "the same behind a mask of rows": Case(
+        SHARES.replace(" p =", " a =") + "b = ReduceMax(h, ax) r = Less(b, o) p = Where(r, o, a) "
+        + BACKWARD + "q = Mul(g, p) t = ReduceSum(q, ax) u = Mul(p, t) d = Sub(q, u) y = MatMul(d, k)",
+        AXIS | {"o": f(0)}, **ALIKE,
+    ),
+    "the same, fused": Case(
+        SHARES + BACKWARD + """q = Mul(g, p) t = ReduceSum(q, ax) e = Neg(t)
+        d = com.microsoft.GatedAdd(q, p, e) y = MatMul(d, k)""", AXIS, **ALIKE,
+    ),
+    "the same with the shares in front": Case(
+        SHARES + BACKWARD + "q = Mul(p, g) t = ReduceSum(q, ax) d = Sub(g, t) u = Mul(p, d) y = MatMul(u, k)",
+        AXIS, **ALIKE,
     ),
     # close to zero
     "the logarithm of a softmax by hand": Case(
@@ -232,7 +261,10 @@ CASES = {
 
 def made(case):
     constants = {name: np.asarray(value) for name, value in case.constants.items()}
-    return model_of(case.body, constants, inputs=INPUTS + case.inputs, outputs=f"{case.y} y")
+    model = model_of(case.body, constants, inputs=INPUTS + case.inputs, outputs=f"{case.y} y{case.others}")
+    if "com.microsoft" in case.body:
+        model.opset_import.append(make_opsetid("com.microsoft", 1))
+    return model
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -254,6 +286,7 @@ def test_what_comes_out_is_what_fp32_computes(name):
     [
         ("a mask input behind Where", Reason.UNKNOWN_MASK),
         ("a squared distance as |a|^2 - 2ab + |b|^2", Reason.CANCELLATION),
+        ("the gradient of a softmax", Reason.WEIGHTED_MEAN),
         ("the gradient of a logarithm", Reason.DIVISOR),
         ("the gradient of GELU by tanh", Reason.SQUARE_OF_SLOPE),
         ("a mean by a sum and a quotient", Reason.LONG_SUM),
