@@ -300,6 +300,13 @@ def test_the_plan_says_why(name, reason):
     assert reason in reasons(made(CASES[name])).values()
 
 
+def test_what_decides_about_a_mask_of_a_softmax_has_no_part_in_its_gradient():
+    verdicts = reasons(made(CASES["the same behind a mask of rows"]))
+    assert verdicts["Where"] is Reason.WEIGHTED_MEAN
+    assert verdicts["ReduceMax"] is not Reason.WEIGHTED_MEAN
+    assert verdicts["MatMul"] is not Reason.WEIGHTED_MEAN
+
+
 def test_a_table_of_positions_that_is_compared_holds_integers_and_nothing_too_small():
     compared = Case(
         "b = Less(table, x) k = Cast<to=1>(b) y = MatMul(k, w)", {"table": f(np.arange(64)[None] + 4096)}
