@@ -21,11 +21,11 @@ class _Product(NamedTuple):
 
 
 def weighted_means_removed(values: GraphValues) -> Mapping[str, str]:
-    """Find what computes ``y * g - y * sum(y * g)`` or ``g - sum(y * g)`` of shares ``y``, by node name.
+    """Find the sums and differences of ``y * g - y * sum(y * g)`` or ``g - sum(y * g)`` of shares ``y``.
 
     Rows of keys and values that are much alike give a gradient ``g`` of which most is the same all along a
-    row, and cancels: where shares that add up to one are multiplied, as rounded ones do not, and where the
-    sum is not rounded either, since its error is the same all along the row, too. That of ``g`` is not.
+    row, and cancels. A rounded sum leaves the same part of it in the whole row, which adds up in the product
+    that follows. Roundings of ``y``, ``g`` and ``y * g`` differ from element to element, and average out.
     """
     search, nodes = _Search(values), Labels()
     for node in values.view.nodes:
@@ -74,15 +74,14 @@ class _Search:
                     yield product
 
     def behind(self, node: OpNode, product: str) -> Iterator[str]:
-        """Nodes between shares and a difference, with the one that computes the shares."""
-        shares, other = self._products[product]
+        """Nodes between a product of shares and a difference: the sum, and what multiplies it."""
+        ends = {product, *self._products[product]}
         walk = Walk(node.inputs)
         for tensor in walk:
             producer = self._view.producer.get(tensor)
-            if producer is not None and (self._origin(tensor) != other or other == shares):
+            if producer is not None and self._origin(tensor) not in ends:
                 yield producer.name
-                if tensor != shares:
-                    walk.add(carried(producer))
+                walk.add(carried(producer))
 
     def _are_shares(self, tensor: str) -> bool:
         producer = self._view.producer.get(tensor)

@@ -133,7 +133,7 @@ CASES = {
     ),
     "the same with the shares in front": Case(
         SHARES + BACKWARD + "q = Mul(p, g) t = ReduceSum(q, ax) d = Sub(g, t) u = Mul(p, d) y = MatMul(u, k)",
-        AXIS, **ALIKE,
+        AXIS, error=0.08, **ALIKE,
     ),
     # close to zero
     "the logarithm of a softmax by hand": Case(
@@ -300,11 +300,10 @@ def test_the_plan_says_why(name, reason):
     assert reason in reasons(made(CASES[name])).values()
 
 
-def test_what_decides_about_a_mask_of_a_softmax_has_no_part_in_its_gradient():
+def test_of_the_gradient_of_a_softmax_only_the_sum_and_the_difference_stay_fp32():
     verdicts = reasons(made(CASES["the same behind a mask of rows"]))
-    assert verdicts["Where"] is Reason.WEIGHTED_MEAN
-    assert verdicts["ReduceMax"] is not Reason.WEIGHTED_MEAN
-    assert verdicts["MatMul"] is not Reason.WEIGHTED_MEAN
+    exact = {name for name, reason in verdicts.items() if reason is Reason.WEIGHTED_MEAN}
+    assert exact == {"ReduceSum", "Mul_2", "Sub"}  # t, u and d
 
 
 def test_a_table_of_positions_that_is_compared_holds_integers_and_nothing_too_small():
