@@ -7,17 +7,18 @@ from campo_onnx.ir.view import OpNode
 from campo_onnx.ir.walk import Walk
 from campo_onnx.ops.key import op_keys
 from campo_onnx.optimize.values.graph_values import GraphValues
-from campo_onnx.optimize.values.sum_ops import MOVES_AND_SIGNS, SHARES, SUMS_OF_FEW, summed_input
+from campo_onnx.optimize.values.sum_ops import MOVES_AND_SIGNS, SCALES, SHARES, SUMS_OF_FEW, summed_input
 from campo_onnx.optimize.values.walk import Labels, carried
 
 _GATED = op_keys("com.microsoft:GatedAdd")  # x + y * gate
+_DIVIDES = op_keys("Div Reciprocal")
 
 
-class _Product(NamedTuple):
-    """Shares times other values, element by element: ``y * g``."""
+class _Sum(NamedTuple):
+    """A sum of products along rows, and by what it has been multiplied since, element by element."""
 
-    shares: str
-    other: str
+    terms: frozenset[str]
+    factors: frozenset[str] = frozenset()
 
 
 def weighted_means_removed(values: GraphValues) -> Mapping[str, str]:
@@ -26,12 +27,14 @@ def weighted_means_removed(values: GraphValues) -> Mapping[str, str]:
     Rows of keys and values that are much alike give a gradient ``g`` of which most is the same all along a
     row, and cancels. A rounded sum leaves the same part of it in the whole row, which adds up in the product
     that follows. Roundings of ``y``, ``g`` and ``y * g`` differ from element to element, and average out.
+
+    Shares come from a softmax, or are ``e / sum(e)``; factors that are the same all along a row do not count.
     """
     search, nodes = _Search(values), Labels()
     for node in values.view.nodes:
         search.add(node)
-        for product in search.removed(node):
-            nodes.mark((node.name, *search.behind(node, product)), node.outputs[0])
+        if search.removes_mean(node):
+            nodes.mark((node.name, *search.behind(node)), node.outputs[0])
     return nodes
 
 
@@ -40,52 +43,84 @@ class _Search:
 
     def __init__(self, values: GraphValues) -> None:
         self._values, self._view = values, values.view
-        self._products: dict[str, _Product] = {}
-        self._sums: dict[str, str] = {}  # sum(y * g), and y times it: the tensor y * g
+        self._factors: dict[str, frozenset[str]] = {}  # of a product, element by element
+        self._sums: dict[str, _Sum] = {}
+        self._rows: set[str] = set()  # what is the same all along a row: sums, and what is computed of them
+        self._summed: dict[str, str] = {}  # by its sum
+        self._divided: set[str] = set()  # what is divided by its sum
 
     def add(self, node: OpNode) -> None:
-        """Take in a product of shares, a sum of one, or shares times that sum."""
-        if node.op.label == "Mul":
-            a, b = (self._origin(t) for t in node.inputs)
-            for shares, other in ((a, b), (b, a)):
-                if not self._are_shares(shares) or self._values.is_constant(other):
-                    continue
-                product = self._sums.get(other)
-                if product is None:
-                    self._products[node.outputs[0]] = _Product(shares, other)
-                elif self._products[product].shares == shares:
-                    self._sums[node.outputs[0]] = product
-        elif (summed := summed_input(node, self._view)) is not None:
-            product = self._origin(summed)
-            if product in self._products:
-                self._sums[node.outputs[0]] = product
+        """Take in a product, a sum, or what is computed of sums only."""
+        if not node.outputs:
+            return
+        output = node.outputs[0]
+        origins = [self._origin(t) for t in node.inputs if t]
+        varying = [t for t in origins if not self._values.is_constant(t)]
+        wide = [t for t in varying if t not in self._rows]
+        if node.op in _DIVIDES and (divided := self._summed.get(origins[-1])):
+            self._divided.add(divided)
+        if (summed := summed_input(node, self._view)) is not None:
+            self._summed[output] = origins[0] if summed == node.inputs[0] else self._origin(summed)
+            self._sums[output] = _Sum(self._factors_of(self._summed[output]))
+            self._rows.add(output)
+        elif node.op in SCALES and (node.op.op_type == "Mul" or origins[1] not in wide):
+            factors = frozenset[str]().union(*map(self._factors_of, wide))
+            if (total := self._only_sum(origins if node.op.op_type == "Mul" else origins[:1])) is not None:
+                self._sums[output] = total._replace(factors=total.factors | factors)
+            elif wide:
+                self._factors[output] = factors
+        if varying and not wide:
+            self._rows.add(output)
 
-    def removed(self, node: OpNode) -> Iterator[str]:
-        """The product whose weighted mean a node takes off it, or off what is weighted."""
+    def removes_mean(self, node: OpNode) -> bool:
+        """Whether a node takes a mean weighted by shares off what it is the mean of, or off its product."""
         if node.op in _GATED:
             base, *factors = (self._origin(t) for t in node.inputs)
-            if base in self._products and {*factors} >= {self._products[base].shares}:
-                yield from (base for t in factors if self._sums.get(t) == base)
-        elif node.op in SUMS_OF_FEW and len(node.inputs) == 2:
-            a, b = (self._origin(t) for t in node.inputs)
-            for term, total in ((a, b), (b, a)):
-                product = self._sums.get(total)
-                if product is not None and term in (product, self._products[product].other):
-                    yield product
+            total = self._only_sum(factors)
+            if total is None:
+                return False
+            wide = (self._factors_of(t) for t in factors if t not in self._rows)
+            return self._is_mean_of(base, total._replace(factors=total.factors.union(*wide)))
+        if node.op not in SUMS_OF_FEW or len(node.inputs) != 2:
+            return False
+        a, b = (self._origin(t) for t in node.inputs)
+        return any(x in self._sums and self._is_mean_of(y, self._sums[x]) for x, y in ((a, b), (b, a)))
 
-    def behind(self, node: OpNode, product: str) -> Iterator[str]:
-        """Nodes between a product of shares and a difference: the sum, and what multiplies it."""
-        ends = {product, *self._products[product]}
+    def behind(self, node: OpNode) -> Iterator[str]:
+        """Nodes between shares and a difference whose rounding is the same all along a row.
+
+        They are sums, what is computed of sums only, and what multiplies by it.
+        """
         walk = Walk(node.inputs)
         for tensor in walk:
             producer = self._view.producer.get(tensor)
-            if producer is not None and self._origin(tensor) not in ends:
+            if producer is None:
+                continue
+            origin = self._origin(tensor)
+            by_rows = not self._rows.isdisjoint(map(self._origin, producer.inputs))
+            if origin in self._rows or origin in self._sums or by_rows:
                 yield producer.name
-                walk.add(carried(producer))
+            elif origin == tensor and tensor not in self._factors:
+                continue
+            walk.add(producer.inputs if producer.op in SCALES else carried(producer))
+
+    def _is_mean_of(self, base: str, total: _Sum) -> bool:
+        weighted = len(total.terms) > 1
+        factors = self._factors_of(base)
+        return weighted and any(
+            self._are_shares(t) and factors == total.factors | (total.terms - {t}) for t in total.terms
+        )
+
+    def _only_sum(self, tensors: list[str]) -> _Sum | None:
+        sums = [self._sums[t] for t in tensors if t in self._sums]
+        return sums[0] if len(sums) == 1 else None
+
+    def _factors_of(self, tensor: str) -> frozenset[str]:
+        return self._factors.get(tensor, frozenset((tensor,)))
 
     def _are_shares(self, tensor: str) -> bool:
         producer = self._view.producer.get(tensor)
-        return producer is not None and producer.op in SHARES
+        return tensor in self._divided or (producer is not None and producer.op in SHARES)
 
     def _origin(self, tensor: str) -> str:
         tensor = self._view.origin(tensor, MOVES_AND_SIGNS)

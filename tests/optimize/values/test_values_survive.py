@@ -54,6 +54,7 @@ VARIANCE = H + "q = Mul(h, h) v = ReduceMean(q, ax) a = Add(v, eps) s = Sqrt(a) 
 SCORES = "s = MatMul(x, w) "
 ADDED = {"inputs": ", float[1,64] add", "feeds": {"add": np.full((1, 64), LOW_INPUT)}}
 SHARES = "h = MatMul(x, w) p = Softmax(h) "
+BY_HAND = "h = MatMul(x, w) a = ReduceMax(h, ax) f = Sub(h, a) e = Exp(f) s = ReduceSum(e, ax) p = Div(e, s) "
 # The loss is that of the forward pass; columns of values and rows of keys have much in common.
 BACKWARD = "z = MatMul(p, v) loss = ReduceMean<keepdims=0>(z) dz = Mul(n, scale) g = MatMul(dz, v) "
 ALIKE = {
@@ -134,6 +135,15 @@ CASES = {
     "the same with the shares in front": Case(
         SHARES + BACKWARD + "q = Mul(p, g) t = ReduceSum(q, ax) d = Sub(g, t) u = Mul(p, d) y = MatMul(u, k)",
         AXIS, error=0.08, **ALIKE,
+    ),
+    "the same of a softmax by hand": Case(
+        BY_HAND + BACKWARD + """q = Mul(g, p) t = ReduceSum(q, ax) u = Mul(p, t) d = Sub(q, u)
+        y = MatMul(d, k)""", AXIS, **ALIKE,
+    ),
+    "the gradient of a softmax by hand": Case(
+        BY_HAND + BACKWARD + """q = Div(g, s) o = Mul(g, e) b = Mul(s, s) i = Reciprocal(b) r = Mul(o, i)
+        j = Neg(r) t = ReduceSum(j, ax) u = Add(q, t) d = Mul(u, e) y = MatMul(d, k)""",
+        AXIS, error=0.1, **ALIKE,
     ),
     # close to zero
     "the logarithm of a softmax by hand": Case(
