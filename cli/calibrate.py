@@ -206,8 +206,6 @@ def _nodes(graphs: "Iterable[Path]", here: "Machine", low: "Precision") -> "Iter
 
 def _workload(provider: str, *, quick: bool, ops: str | None, shapes: int | None) -> "Workload":
     """Choose what to measure."""
-    from dataclasses import replace
-
     from campo_onnx.calibrate.run import FULL, QUICK
 
     workload = (QUICK if quick else FULL)[provider]

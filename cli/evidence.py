@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from campo_onnx.costs.evidence import Evidence
     from campo_onnx.ir.flat_weights import FlatWeights
     from campo_onnx.ir.view import GraphView
-    from campo_onnx.measure.profile import Profile
     from campo_onnx.measure.store import Store
     from campo_onnx.targets.target import Target
 
@@ -159,7 +158,11 @@ def opened_target(chosen: TargetArguments) -> Iterator[Basis]:
     print_note(note)
     if calibration is None and execution is Running.GRAPH:
         target = _captured(target)
-    read = None if profile is None else _read(profile)
+    read = None
+    if profile is not None:
+        from campo_onnx.measure.profile import read_profile
+
+        read = read_profile(profile)
     is_known = calibration is not None or costs in (CostSource.DATASHEET, CostSource.MODEL)
     if is_known or (target.hardware.is_gpu and visible_gpu().gpu is None):
         yield Basis(target=target, evidence=Evidence(calibration=calibration, profile=read), costs=costs)
@@ -230,9 +233,3 @@ def _captured(target: "Target") -> "Target":
         f"{target.launch_us:g}. Let the runtime capture it (`bench --cuda-graph` does)."
     )
     return captured
-
-
-def _read(profile: Path) -> "Profile":
-    from campo_onnx.measure.profile import read_profile
-
-    return read_profile(profile)

@@ -12,6 +12,7 @@ from typing import Self
 import pytest
 
 from campo_onnx.errors import ProfileError, UsageError
+from campo_onnx.files import write_text
 from campo_onnx.files.codec import DecodeError, from_json, from_plain, from_toml, to_json, to_plain
 from campo_onnx.files.document_format import Format
 
@@ -104,7 +105,7 @@ def test_round_trip(tmp_path: Path) -> None:
     text = FORMAT.encode(DRAWING)
     assert FORMAT.decode(text) == DRAWING
     assert FORMAT.encode(FORMAT.decode(text)) == text
-    FORMAT.save(DRAWING, tmp_path / "d.json")
+    write_text(FORMAT.encode(DRAWING), tmp_path / "d.json")
     assert FORMAT.load(tmp_path / "d.json") == DRAWING
     assert from_plain(to_plain(DRAWING), Drawing) == DRAWING
 

@@ -282,6 +282,13 @@ def crop(
     return g.op("Slice", x, *bounds, g.integers(cut), *strides)
 
 
+def sliced(g: Graph, x: Value, axis: int, first: int, last: int, step: int = 1) -> Value:
+    """Slice one axis, within bounds and by a positive step."""
+    starts, ends, steps = [0] * x.rank, list(x.shape), [1] * x.rank
+    starts[axis], ends[axis], steps[axis] = first, last, step
+    return crop(g, x, starts, ends, steps)
+
+
 def pad(g: Graph, x: Value, before: Sequence[int], after: Sequence[int], number: float = 0.0) -> Value:
     """Add `number` around `x`; a negative width crops."""
     x = crop(

@@ -248,7 +248,7 @@ class Graph:
         outputs = {name: self._own(value, name, outputs) for name, value in outputs.items()}
         names = {value.name: name for name, value in outputs.items()}
         outside = frozenset(names)
-        needed = ending_in_computation(self._needed(outputs.values()), outside, self.integers)
+        needed = ending_in_computation(self.nodes_behind(*outputs.values()), outside, self.integers)
         needed = merged_pairs(needed, outside)
         if self.target == CUDA:
             needed = sums(bias_dropouts(needed, outside, self.constant), outside)
@@ -289,12 +289,9 @@ class Graph:
         with self.within(name):
             return self._append("Identity", (value,), [(value.dtype, value.shape)], {})[0]
 
-    def nodes_behind(self, value: Value) -> Sequence[Node]:
-        """Find the nodes that it takes to compute `value`, in order."""
-        return self._needed([value])
-
-    def _needed(self, outputs: Any) -> list[Node]:
-        wanted = {value.name for value in outputs}
+    def nodes_behind(self, *values: Value) -> list[Node]:
+        """Find the nodes that it takes to compute `values`, in order."""
+        wanted = {value.name for value in values}
         needed = []
         for node in reversed(self._nodes):
             if wanted.intersection(v.name for v in node.outputs):

@@ -57,7 +57,8 @@ def kinds_in(pool: RayPool, device: str, threads: int = 0) -> tuple[Kind, ...]:
             remedy="Start its nodes with --num-gpus, or give --device cpu.",
         )
     needed = {"GPU": 1.0} if on_gpus else {"CPU": 1.0}
-    facts = pool.on_each_node(lambda: _identify(CUDA if on_gpus else CPU, threads), needed)
+    provider = CUDA if on_gpus else CPU
+    facts = pool.on_each_node(lambda: to_plain(machine(processor_for(provider), threads)), needed)
     kinds: dict[str, Kind] = {}
     for node in pool.nodes():
         if node["NodeID"] not in facts:
@@ -174,10 +175,6 @@ def _keep(rows: Sequence[Mapping[str, Any]], store: Store) -> None:
             execution=Execution(row["execution"]),
         )
         store.add(key, from_plain(row["timing"], Timing))
-
-
-def _identify(provider: str, threads: int) -> Any:
-    return to_plain(machine(processor_for(provider), threads))
 
 
 def _place(resources: Mapping[str, float], on_gpus: bool) -> tuple[str, Mapping[str, float]]:

@@ -60,12 +60,12 @@ class Method:
     name: str
     # Whether errors count as shares of the measured time, as M_A counts them, rather than in microseconds,
     # where the largest nodes decide alone.
-    relative: bool
+    relative: bool = True
     # Whether weights may not be negative: no event then makes a node faster, and predictions stay sane
     # outside the samples.
-    non_negative: bool
-    with_time: bool
-    all_events: bool
+    non_negative: bool = True
+    with_time: bool = True
+    all_events: bool = True
     neighbours: bool = False  # whether nothing is fitted, and the nearest samples predict
     process: bool = False  # whether all samples predict, as a Gaussian process
 
@@ -78,13 +78,11 @@ class Method:
 PAPER = Method(name="paper", relative=False, non_negative=False, with_time=False, all_events=False)
 METHODS = (
     PAPER,
-    Method(name="relative", relative=True, non_negative=False, with_time=False, all_events=False),
-    Method(name="non-negative", relative=True, non_negative=True, with_time=True, all_events=False),
-    Method(name="all events", relative=True, non_negative=True, with_time=True, all_events=True),
-    Method(
-        name="neighbours", relative=True, non_negative=True, with_time=True, all_events=True, neighbours=True
-    ),
-    Method(name="process", relative=True, non_negative=True, with_time=True, all_events=True, process=True),
+    Method(name="relative", non_negative=False, with_time=False, all_events=False),
+    Method(name="non-negative", all_events=False),
+    Method(name="all events"),
+    Method(name="neighbours", neighbours=True),
+    Method(name="process", process=True),
 )
 """The paper's fit and what is offered beside it."""
 
@@ -99,9 +97,8 @@ def fit_op(samples: Sequence[Sample], selected: Sequence[str], method: Method = 
     )
     fp32_us = np.asarray([s.fp32_us for s in samples])
     low_us = np.asarray([s.low_us for s in samples])
-    columns = [
-        fp32_us * np.asarray([1.0 if name == TIME else s.events[name] for s in samples]) for name in features
-    ]
+    values = [np.asarray([1.0 if name == TIME else s.events[name] for s in samples]) for name in features]
+    columns = [fp32_us * column for column in values]
     *weights, sigma_us = _solve(columns, low_us, relative=method.relative, non_negative=method.non_negative)
     ratios = low_us / fp32_us
     return OpModel(
@@ -109,13 +106,8 @@ def fit_op(samples: Sequence[Sample], selected: Sequence[str], method: Method = 
         weights=tuple(weights),
         sigma_us=sigma_us,
         ratios=None if method is PAPER else (float(ratios.min()), float(ratios.max())),
-        ranges=() if method is PAPER else tuple(_range_of(samples, name) for name in features),
+        ranges=() if method is PAPER else tuple((float(v.min()), float(v.max())) for v in values),
     )
-
-
-def _range_of(samples: Sequence[Sample], name: str) -> tuple[float, float]:
-    values = [1.0 if name == TIME else sample.events[name] for sample in samples]
-    return float(min(values)), float(max(values))
 
 
 def _neighbours(samples: Sequence[Sample]) -> OpModel:

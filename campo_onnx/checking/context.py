@@ -154,9 +154,8 @@ def _as_it_was_lowered(fp32: Imported, mixed: Imported, target: Target, policy: 
 
 def _as_planned(fp32: Imported, target: Target, policy: Policy) -> Imported:
     """Bring the FP32 graph into the form of which BF16 plans with convolutions are made."""
-    place = Place(target=target)
     try:
-        return lowered(fp32, place, CONVOLUTIONS_LOW, policy.dims)
+        return lowered(fp32, Place(target=target), CONVOLUTIONS_LOW, policy.dims)
     except UnsupportedModelError:
         return fp32
 
@@ -171,7 +170,7 @@ def _target_of(plan: Plan | None, mixed: Imported) -> Target:
 
 def _as_it_runs(target: Target, plan: Plan | None, mixed: Imported) -> Target:
     """The target, running the step as it was planned to run: the baseline says it, else the mixed file."""
-    origin = next((source for source in (plan, mixed.stamp) if source is not None), None)
+    origin = plan or mixed.stamp
     is_captured = origin is not None and origin.captured and target.can_capture
     return target.captured if is_captured else target
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from campo_onnx.errors import CampoError, UsageError
-from campo_onnx.files import READ_LIMIT_BYTES, read_bytes, write_text
+from campo_onnx.files import READ_LIMIT_BYTES, read_bytes
 from campo_onnx.files.codec import DecodeError, Document, from_json, from_plain, to_json, to_plain
 
 T = TypeVar("T")
@@ -107,10 +107,6 @@ class Format(Generic[T]):
             path, title=f"the {self.noun} {path}", limit_bytes=self.limit_bytes, too_large=self.error
         )
         return self.decode(data, str(path))
-
-    def save(self, value: T, path: Path) -> None:
-        """Write a file, whole or not at all."""
-        write_text(self.encode(value), path)
 
     def _checked_version(self, document: Document, title: str) -> int:
         version = document.get("format_version")

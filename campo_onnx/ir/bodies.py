@@ -51,12 +51,11 @@ def read_body(body: GraphProto, around: GraphView, types: Sequence[TensorInfo | 
         view = view_of(model, shapes.infer(model, {}))
     except CampoError:
         return None
-    inputs = tuple(value.name for value in body.input)
     return Body(
         graph=model.graph,
         view=view,
         constants=constants_of(body),
-        inputs=inputs,
+        inputs=tuple(value.name for value in body.input),
         outputs=tuple(value.name for value in body.output),
     )
 

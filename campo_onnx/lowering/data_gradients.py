@@ -38,15 +38,10 @@ def data_gradients(imported: Imported, place: Place) -> onnx.ModelProto:
     if place.computes("ConvTranspose", Precision.BF16):
         return imported.model
     view = imported.view
-    settings = {node.name: _settings(node, view) for node in view.nodes if node.op.label == "ConvTranspose"}
-    chosen = [node for node in view.nodes if settings.get(node.name) is not None]
-
-    def replacement(edit: Edit, node: OpNode) -> None:
-        setting = settings[node.name]
-        assert setting is not None
-        _turned(edit, node, setting)
-
-    return replaced(imported, chosen, replacement)
+    nodes = [node for node in view.nodes if node.op.label == "ConvTranspose"]
+    chosen = {node.name: settings for node in nodes if (settings := _settings(node, view)) is not None}
+    nodes = [node for node in nodes if node.name in chosen]
+    return replaced(imported, nodes, lambda edit, node: _turned(edit, node, chosen[node.name]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,18 +34,9 @@ _RATIO, _TRAINING = 1, 2
 def dropout(imported: Imported, place: Place) -> onnx.ModelProto:
     """Write dropout in training as random numbers, a comparison and a product."""
     view = imported.view
-    chosen = [
-        node
-        for node in view.nodes
-        if node.op.label == "Dropout"
-        and not place.runs(view.signature(node.name))
-        and _is_training(node, view)
-    ]
-
-    def replacement(edit: Edit, node: OpNode) -> None:
-        _draw(edit, node, view)
-
-    return replaced(imported, chosen, replacement)
+    nodes = (node for node in view.nodes if node.op.label == "Dropout" and _is_training(node, view))
+    refused = [node for node in nodes if not place.runs(view.signature(node.name))]
+    return replaced(imported, refused, lambda edit, node: _draw(edit, node, view))
 
 
 def _is_training(node: OpNode, view: GraphView) -> bool:

@@ -50,11 +50,11 @@ def max_pool(imported: Imported, place: Place) -> onnx.ModelProto:
         if not keeps_maxima or len(node.outputs) > 1
         if (window := _window(node, view)) is not None
     }
-
-    def replacement(edit: Edit, node: OpNode) -> None:
-        _Pool(edit, node, windows[node.name]).write(keeps_maxima=keeps_maxima)
-
-    return replaced(imported, [node for node in pools if node.name in windows], replacement)
+    return replaced(
+        imported,
+        [node for node in pools if node.name in windows],
+        lambda edit, node: _Pool(edit, node, windows[node.name]).write(keeps_maxima=keeps_maxima),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +116,7 @@ class _Pool:
         image = self._with_edges()
         slices = [self._slice(image, tap) for tap in self._taps] if is_read or not keeps_maxima else []
         if keeps_maxima:
-            attributes = {name: self._node.attributes[name] for name in self._node.attributes}
-            edit.op("MaxPool", self._node.inputs[0], output=y, **attributes)
+            edit.op("MaxPool", self._node.inputs[0], output=y, **self._node.attributes)
         elif not is_read or len(slices) == 1:
             edit.op("Max", *slices, output=y)
         if is_read:

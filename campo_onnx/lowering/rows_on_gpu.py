@@ -64,9 +64,7 @@ def rows_on_gpu(imported: Imported, place: Place) -> onnx.ModelProto:
     if place.operators != CUDA or place.sizes_change:
         return imported.model
     return rebuilt(
-        imported,
-        {"ReduceSum": _summed, "ReduceMean": _summed, "BatchNormalization": _scaled_rows},
-        place,
+        imported, {"ReduceSum": _summed, "ReduceMean": _summed, "BatchNormalization": _scaled_rows}, place
     )
 
 

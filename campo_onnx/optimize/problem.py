@@ -104,10 +104,6 @@ class Problem:
         """Nodes that a deny node makes unsafe."""
         return taint(self.view, self.classification) - self.low_as_given
 
-    def offering(self, padding: Padding) -> "Problem":
-        """The same with something to pad."""
-        return self.with_same_casts(padding=padding)
-
     def informed(self, forbidden: Mapping[str, Verdict], released: Collection[str]) -> "Problem":
         """The same with what data says: nodes that would break, and tainted ones that are harmless."""
         if not forbidden and not released:

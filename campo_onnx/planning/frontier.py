@@ -61,10 +61,7 @@ class FrontierPlan:
 
 
 def frontier_plans(
-    problem: Problem,
-    imported: Imported,
-    options: Options,
-    squared_errors: Mapping[Rounding, float],
+    problem: Problem, imported: Imported, options: Options, squared_errors: Mapping[Rounding, float]
 ) -> tuple[FrontierPlan, ...]:
     """Plan every point of the frontier, the fastest first.
 

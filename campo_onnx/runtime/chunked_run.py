@@ -38,12 +38,7 @@ class Waiting:
         self._values: dict[str, NDArray[Any]] = {}
         self._readers: dict[str, Sequence[int]] = {}
         self._files: dict[str, tuple[Path, tuple[int, ...], np.dtype[Any]]] = {}
-        self._written = 0
-
-    @property
-    def files_written(self) -> int:
-        """Number of tensors that had to wait in a file so far."""
-        return self._written
+        self.files_written = 0
 
     def put(self, name: str, value: NDArray[Any], readers: Sequence[int]) -> None:
         """Keep a tensor; `readers` are the times at which it is read, in order."""
@@ -73,8 +68,8 @@ class Waiting:
             if excess <= 0:
                 return
             value = self._values.pop(name)
-            path = self._folder / f"{self._written}.bin"
-            self._written += 1
+            path = self._folder / f"{self.files_written}.bin"
+            self.files_written += 1
             with path.open("wb") as file:
                 value.tofile(file)
             self._files[name] = (path, value.shape, value.dtype)

@@ -11,24 +11,19 @@ from typing import Any, NamedTuple
 
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from onnx import helper
 
 from campo_onnx.errors import IndexOutOfRangeError, UnsupportedModelError
 from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.size_ranges import ranges_of
 from campo_onnx.ir.view import GraphView
 from campo_onnx.ir.walk import Walk
+from campo_onnx.ops.fold import INTEGERS
 from campo_onnx.runtime.api import LoadSettings, Program
 from campo_onnx.runtime.feeds import index_bound
 from campo_onnx.runtime.machine import CPU
 from campo_onnx.runtime.registry import load, machine
 
-_WHOLE = frozenset(
-    {
-        *(TensorProto.BOOL, TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64),
-        *(TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64),
-    }
-)
 _MOST_NODES = 64
 """Of one index: what is made in more steps is computed by the model, and not fed."""
 
@@ -79,24 +74,18 @@ class IndexGuard:
     @classmethod
     def of(cls, imported: Imported, feeds: Mapping[str, Any]) -> "IndexGuard":
         """Make the guard of a step."""
-        uses = _uses(imported, frozenset(feeds))
+        uses, program = _uses(imported, frozenset(feeds)), None
         is_open = _depends_on_sizes(imported, uses)
-        computed = [use for use in uses if use.nodes]
-        if not computed:
-            return cls(uses=uses, program=None, depends_on_sizes=is_open)
-        try:
-            settings = LoadSettings(spins=False)
-            part = _part(imported, computed)
-            program = load(part, machine(CPU, 1), folder=imported.folder, settings=settings)
-        except UnsupportedModelError:  # a type for which only a GPU has a kernel
-            fed = tuple(use for use in uses if not use.nodes)
-            return cls(uses=fed, program=None, depends_on_sizes=is_open)
+        if computed := [use for use in uses if use.nodes]:
+            part, settings = _part(imported, computed), LoadSettings(spins=False)
+            try:
+                program = load(part, machine(CPU, 1), folder=imported.folder, settings=settings)
+            except UnsupportedModelError:  # a type for which only a GPU has a kernel
+                uses = tuple(use for use in uses if not use.nodes)
         return cls(uses=uses, program=program, depends_on_sizes=is_open)
 
     def check(self, feeds: Mapping[str, NDArray[Any]]) -> None:
         """Check a batch."""
-        if not self.uses:
-            return
         computed = [use for use in self.uses if use.nodes]
         for use in self.uses:
             if not use.nodes:
@@ -184,7 +173,7 @@ def _path(
 
 def _is_whole(view: GraphView, tensor: str) -> bool:
     info = view.tensors.get(tensor)
-    return info is not None and info.dtype in _WHOLE
+    return info is not None and info.dtype in INTEGERS
 
 
 def _part(imported: Imported, uses: list[_Use]) -> onnx.ModelProto:

@@ -5,7 +5,7 @@ from copy import deepcopy
 import onnx
 from onnx import TensorProto, helper
 
-from campo_onnx.builder.graph import IR_VERSION
+from campo_onnx.builder.graph import Graph
 from campo_onnx.errors import UsageError
 from campo_onnx.ir.flat_weights import FlatWeights
 from campo_onnx.ir.proto import replace_items
@@ -67,13 +67,9 @@ def with_low_weights(model: onnx.ModelProto, layout: FlatLayout) -> tuple[onnx.M
 
 def cast_model(rows: int) -> onnx.ModelProto:
     """Write the Cast of the flat weights."""
-    infos = [
-        helper.make_tensor_value_info(name, dtype, [rows, ROW])
-        for name, dtype in ((MASTER, TensorProto.FLOAT), (LOW, TensorProto.FLOAT16))
-    ]
-    node = helper.make_node("Cast", [MASTER], [LOW], name="cast_weights", to=TensorProto.FLOAT16)
-    graph = helper.make_graph([node], "weights", infos[:1], infos[1:])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=IR_VERSION)
+    g = Graph(opset=20)
+    weights = g.input(MASTER, int(TensorProto.FLOAT), (rows, ROW))
+    return g.model({LOW: g.op("Cast", weights, to=TensorProto.FLOAT16)}, optional_inputs=frozenset())
 
 
 def _makes_fp16(node: onnx.NodeProto) -> bool:

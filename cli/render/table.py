@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .console import escape, print_document, print_table, stdout, visible
 
 if TYPE_CHECKING:
-    from rich.console import Console, JustifyMethod
+    from rich.console import JustifyMethod
     from rich.table import Table as RichTable
 
 _MARGIN, _BETWEEN = 1, 3  # cells a table of ours needs around and between its columns
@@ -161,7 +161,7 @@ class Table:
         return "".join(f"|{line}|\n" for line in (head, rule, *rows))
 
 
-def facts_table(rows: Sequence[tuple[str, str]], *, console: "Console | None" = None) -> None:
+def facts_table(rows: Sequence[tuple[str, str]]) -> None:
     """Print names beside values, values broken over lines where the terminal is narrow."""
     from rich.table import Table as RichTable
 
@@ -170,7 +170,7 @@ def facts_table(rows: Sequence[tuple[str, str]], *, console: "Console | None" = 
     table.add_column(overflow="fold")
     for name, value in rows:
         table.add_row(escape(name), escape(value))
-    print_table(table, console)
+    print_table(table)
 
 
 def visible_lines(text: str) -> str:

@@ -15,6 +15,7 @@ from campo_onnx.bench.graphs import Graph
 from campo_onnx.bench.result import FORMAT, Outcome
 from campo_onnx.bench.rounds import time_rounds
 from campo_onnx.errors import DeviceUnavailableError, ModelError, UnsupportedModelError, UsageError
+from campo_onnx.files import write_text
 from campo_onnx.ir.importer import import_model
 from campo_onnx.optimize.traffic import traffic
 from campo_onnx.runtime.registry import machine
@@ -321,7 +322,7 @@ def test_document(graphs, staged) -> None:
 def test_a_result_is_read_back(graphs, staged, tmp_path) -> None:
     staged.lengths_s = {"a": 0.010, "b": 0.005, "c": UnsupportedModelError("no kernel")}
     result = bench(graphs, CPU, steps=12, batch=4)
-    FORMAT.save(result, tmp_path / "result.json")
+    write_text(FORMAT.encode(result), tmp_path / "result.json")
     assert FORMAT.load(tmp_path / "result.json") == result
 
 

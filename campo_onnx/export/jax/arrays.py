@@ -21,6 +21,7 @@ from campo_onnx.builder.compact import (
     pad,
     reduce,
     reshape,
+    sliced,
     transpose,
 )
 from campo_onnx.builder.graph import Graph
@@ -78,13 +79,8 @@ def _sorted(g: Graph, expected: Expected, *operands: Value, dimension: int, num_
 
 
 def _split(g: Graph, expected: Expected, x: Value, *, sizes: Sequence[int], axis: int) -> list[Value]:
-    parts, first = [], 0
-    for size in sizes:
-        starts, ends = [0] * x.rank, list(x.shape)
-        starts[axis], ends[axis] = first, first + size
-        parts.append(crop(g, x, starts, ends))
-        first += size
-    return parts
+    ends = np.cumsum(sizes).tolist()
+    return [sliced(g, x, axis, end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
 
 def _sliced(
@@ -117,9 +113,7 @@ def spread(g: Graph, x: Value, axis: int, interior: int, number: float = 0.0) ->
     behind = [interior if i == axis + 1 else 0 for i in range(column.rank)]
     wide = pad(g, column, [0] * column.rank, behind, number)
     flat = reshape(g, wide, (*x.shape[:axis], size * (interior + 1), *x.shape[axis + 1 :]))
-    ends = list(flat.shape)
-    ends[axis] -= interior
-    return crop(g, flat, [0] * flat.rank, ends)
+    return sliced(g, flat, axis, 0, flat.shape[axis] - interior)
 
 
 def _dot(g: Graph, expected: Expected, a: Value, b: Value, *, dimension_numbers: Any) -> Value:
@@ -168,9 +162,7 @@ MOST_OPERATIONS = 20_000
 
 
 def _row(g: Graph, expected: Expected, x: Value, *, turn: int) -> Value:
-    starts, ends = [0] * x.rank, list(x.shape)
-    starts[0], ends[0] = turn, turn + 1
-    return reshape(g, crop(g, x, starts, ends), expected.shape)
+    return reshape(g, sliced(g, x, 0, turn, turn + 1), expected.shape)
 
 
 def _stack(g: Graph, expected: Expected, *rows: Value) -> Value:

@@ -19,6 +19,7 @@ from campo_onnx.builder.compact import (
     pad,
     reshape,
     scatter_add_rows,
+    sliced,
     transpose,
 )
 from campo_onnx.builder.graph import Graph
@@ -139,9 +140,7 @@ class _Window:
 
 
 def _column(g: Graph, indices: Value, position: int) -> Value:
-    starts, ends = [0] * indices.rank, list(indices.shape)
-    starts[-1], ends[-1] = position, position + 1
-    return reshape(g, crop(g, indices, starts, ends), indices.shape[:-1])
+    return reshape(g, sliced(g, indices, indices.rank - 1, position, position + 1), indices.shape[:-1])
 
 
 def _gathered(

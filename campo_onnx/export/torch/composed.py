@@ -238,19 +238,20 @@ def _quantized_if_enabled(
 def _quantized_per_channel(
     x: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor, axis: int, low: int, high: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    shape = [1] * x.dim()
-    shape[axis] = -1
-    return _quantized(x, scale.reshape(shape), zero_point.reshape(shape), low, high)
+    return _quantized(x, _along_channels(x, scale, axis), _along_channels(x, zero_point, axis), low, high)
+
+
+def _along_channels(x: torch.Tensor, numbers: torch.Tensor, axis: int | None) -> torch.Tensor:
+    """Lay a number for each channel, or one for all, along an axis of `x`."""
+    return numbers.reshape([-1 if i == axis else 1 for i in range(x.dim())])
 
 
 def _learnable(
     x: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor, axis: int | None, low: int, high: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Give a scale, a zero point, and the whole numbers to which they round, as they are and clamped."""
-    shape = [1] * x.dim()
-    if axis is not None:
-        shape[axis] = -1
-    scale, zero_point = scale.reshape(shape), zero_point.reshape(shape).clamp(low, high)
+    scale, zero_point = (_along_channels(x, each, axis) for each in (scale, zero_point))
+    zero_point = zero_point.clamp(low, high)
     place = (x * scale.reciprocal()).round() + zero_point
     return scale, zero_point, place, place.clamp(low, high)
 

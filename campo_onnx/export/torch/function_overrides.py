@@ -5,8 +5,10 @@ softmax between two products instead of a fused kernel whose gradient has no par
 them out of sight (in ``nn.MultiheadAttention``), they come apart after all, correct but less compact.
 """
 
+import itertools
 import math
 import sys
+import traceback
 from collections.abc import Callable, Hashable, Mapping
 from types import FrameType
 from typing import Any
@@ -108,12 +110,8 @@ _DROPOUTS = (F.dropout, torch.dropout, torch._VF.dropout)
 
 def _lines(frame: FrameType) -> tuple[tuple[str, int], ...]:
     """Tell a call by where it stands: the frames between the caller and us."""
-    lines: list[tuple[str, int]] = []
-    current: FrameType | None = frame
-    while current is not None and len(lines) < _FRAMES:
-        lines.append((current.f_code.co_filename, current.f_lineno))
-        current = current.f_back
-    return tuple(lines)
+    frames = itertools.islice(traceback.walk_stack(frame), _FRAMES)
+    return tuple((each.f_code.co_filename, line) for each, line in frames)
 
 
 class RewrittenFunctions(TorchFunctionMode):

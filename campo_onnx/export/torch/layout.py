@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from campo_onnx.builder.compact import cast, concat, crop, expand, pad, reduce, reshape, transpose
+from campo_onnx.builder.compact import cast, concat, expand, pad, reduce, reshape, sliced, transpose
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.value import Value
 from campo_onnx.export.torch.operands import aten, axes_of
@@ -30,13 +30,6 @@ def _slice(
     dim %= x.rank
     first, last = _bounds(x.shape[dim], start, end)
     return sliced(g, x, dim, first, last, step)
-
-
-def sliced(g: Graph, x: Value, dim: int, first: int, last: int, step: int = 1) -> Value:
-    """Slice one axis, within bounds and by a positive step."""
-    starts, ends, steps = [0] * x.rank, list(x.shape), [1] * x.rank
-    starts[dim], ends[dim], steps[dim] = first, last, step
-    return crop(g, x, starts, ends, steps)
 
 
 def _select(g: Graph, expected: Expected, x: Value, dim: int, index: int) -> Value:

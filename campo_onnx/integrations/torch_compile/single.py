@@ -131,12 +131,7 @@ class _Translatable(OperatorSupportBase):
 class InPieces:
     """A graph of static sizes of which torch runs a part."""
 
-    def __init__(
-        self,
-        gm: torch.fx.GraphModule,
-        make: Make,
-        refused: frozenset[str] = frozenset(),
-    ) -> None:
+    def __init__(self, gm: torch.fx.GraphModule, make: Make, refused: frozenset[str] = frozenset()) -> None:
         self._positions = _positions(gm)
         ordered = draw_in_order(gm)
         self._draws = [] if ordered else lift_random(gm)

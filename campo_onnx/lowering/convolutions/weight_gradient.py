@@ -129,7 +129,9 @@ def by_matmul(g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geome
     turned = g.choice(lambda: _turned(axes, shape[1], shape[0]))
     columns = seen(g, x, [axis.of_input(t) for axis, t in zip(axes, turned, strict=True)])
     rows = seen(g, gradient, [axis.of_gradient(t) for axis, t in zip(axes, turned, strict=True)])
-    return _unstacked(g, matmul(g, transpose(g, rows, [1, 0]), columns), shape, turned)
+    of_gradient, of_input = _taps_apart(turned)
+    product = matmul(g, transpose(g, rows, [1, 0]), columns)
+    return _as_weight(g, product, shape, [*of_gradient, 0, *of_input, 1])
 
 
 def _on_cpu(g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geometry: Geometry) -> Value:
@@ -175,14 +177,8 @@ def by_images(g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geome
     turned = g.choice(lambda: _turned(axes, shape[1], shape[0]))
     columns = seen_in_place(g, x, [axis.of_input(t) for axis, t in zip(axes, turned, strict=True)])
     rows = seen_in_place(g, gradient, [axis.of_gradient(t) for axis, t in zip(axes, turned, strict=True)])
-    product = _summed_products(g, rows, columns)
-    taps = shape[2:]
-    of_gradient = [taps[i] for i, t in enumerate(turned) if t]
-    of_input = [taps[i] for i, t in enumerate(turned) if not t]
-    apart = reshape(g, product, (shape[0], *of_gradient, shape[1], *of_input))
-    place = {axis: i + 1 for i, axis in enumerate(i for i, t in enumerate(turned) if t)}
-    place |= {a: i + 2 + len(place) for i, a in enumerate([i for i, t in enumerate(turned) if not t])}
-    return transpose(g, apart, [0, 1 + len(of_gradient), *(place[i] for i in range(len(taps)))])
+    of_gradient, of_input = _taps_apart(turned)
+    return _as_weight(g, _summed_products(g, rows, columns), shape, [0, *of_gradient, 1, *of_input])
 
 
 def _summed_products(g: Graph, rows: Value, columns: Value) -> Value:
@@ -190,15 +186,16 @@ def _summed_products(g: Graph, rows: Value, columns: Value) -> Value:
     return reduce(g, "ReduceSum", matmul(g, rows, swap_last_two(g, columns)), [0], keepdims=False)
 
 
-def _unstacked(g: Graph, product: Value, shape: tuple[int, ...], turned: Sequence[bool]) -> Value:
-    """Lay a product of (taps and outputs) and (taps and channels) out as the weight is."""
-    of_gradient = [i for i, t in enumerate(turned) if t]
-    of_input = [i for i, t in enumerate(turned) if not t]
-    taps = shape[2:]
-    apart = (*(taps[i] for i in of_gradient), shape[0], *(taps[i] for i in of_input), shape[1])
-    place = {axis: i for i, axis in enumerate([*of_gradient, "outputs", *of_input, "channels"])}
-    wanted = ["outputs", "channels", *range(len(taps))]
-    return transpose(g, reshape(g, product, apart), [place[axis] for axis in wanted])
+def _taps_apart(turned: Sequence[bool]) -> tuple[list[int], list[int]]:
+    """Give the axes of the weight whose taps move along the gradient, and those along the input."""
+    of_gradient, of_input = ([i for i, t in enumerate(turned, start=2) if t is own] for own in (True, False))
+    return of_gradient, of_input
+
+
+def _as_weight(g: Graph, product: Value, shape: tuple[int, ...], axes: Sequence[int]) -> Value:
+    """Lay a product out as the weight is, whose axes it has in another order."""
+    apart = reshape(g, product, [shape[axis] for axis in axes])
+    return transpose(g, apart, [axes.index(axis) for axis in range(len(shape))])
 
 
 def _turned(axes: Sequence[Axis], channels: int, outputs: int) -> tuple[bool, ...]:

@@ -69,12 +69,7 @@ SPECS = (
         ports=_batch_normalization_ports,
         asks=((4, Ask.POSITIVE),),
     ),
-    *specs(
-        "",
-        "InstanceNormalization",
-        _NORM,
-        work=Stream(5, passes=2, rows=_channels),
-    ),
+    *specs("", "InstanceNormalization", _NORM, work=Stream(5, passes=2, rows=_channels)),
     *specs("", "GroupNormalization MeanVarianceNormalization", _NORM, work=Stream(5, passes=2)),
     # ONNX has it from opset 17 on; ONNX Runtime's training exports write it into older ones.
     *specs(

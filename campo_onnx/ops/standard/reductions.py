@@ -26,18 +26,8 @@ SPECS = (
     *specs("", "CumSum CumProd", Family.REDUCTION, work=Stream(1)),
     *specs("", "Hardmax", Family.REDUCTION, work=Stream(15)),
     *specs("", "Det DFT STFT", Family.REDUCTION),
-    *specs(
-        "",
-        "MaxPool AveragePool LpPool MaxUnpool",
-        Family.POOLING,
-        work=Stream(1),
-    ),
-    *specs(
-        "",
-        "GlobalMaxPool GlobalAveragePool GlobalLpPool",
-        Family.POOLING,
-        work=Stream(1, rows=_results),
-    ),
+    *specs("", "MaxPool AveragePool LpPool MaxUnpool", Family.POOLING, work=Stream(1)),
+    *specs("", "GlobalMaxPool GlobalAveragePool GlobalLpPool", Family.POOLING, work=Stream(1, rows=_results)),
     # ONNX Runtime registers the gradients of pooling in the standard domain, where ONNX has no such ops.
     # MaxPoolGrad has an FP32 kernel only: release 1.19.2 crashes on loading a graph with a low one.
     *specs(

@@ -124,11 +124,11 @@ def made(
     )
 
 
-def exactly(value: float, source: str = "") -> ValueRange:
+def exactly(value: float) -> ValueRange:
     """The range of a constant."""
     is_integer = math.isfinite(value) and float(value).is_integer()
     if not math.isfinite(value):  # an infinity is one in every precision
-        return ValueRange(varies=False, source=source)
+        return ValueRange(varies=False)
     return ValueRange(
         lowest=value,
         highest=value,
@@ -139,7 +139,6 @@ def exactly(value: float, source: str = "") -> ValueRange:
         from_integers=is_integer,
         step=abs(value) or 1.0,
         varies=False,
-        source=source,
     )
 
 

@@ -100,7 +100,8 @@ def _with_gains(decisions: Iterable[Decision], pads: Iterable[PlannedPad]) -> tu
 def with_padding(problem: Problem, target: Target, limits: PadLimits = NO_LIMITS) -> Problem:
     """Tell a strategy what may be padded, and what that gains and costs."""
     free = [name for name, ports in problem.ports.items() if not ports.refusal and problem.is_free(name)]
-    return problem.offering(_Links(problem, _candidates(problem, free, target, limits)).padding(limits))
+    links = _Links(problem, _candidates(problem, free, target, limits))
+    return problem.with_same_casts(padding=links.padding(limits))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

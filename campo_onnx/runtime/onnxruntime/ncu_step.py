@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from onnx import ModelProto, TensorProto, helper
+from onnx.parser import parse_model
 
 from campo_onnx.errors import CampoError, DeviceUnavailableError
 from campo_onnx.ir.importer import import_model
@@ -25,6 +25,10 @@ from campo_onnx.runtime.timing import Step
 
 _WARMUP = 2
 _MARK_ELEMENTS = 12_345  # an odd size makes an odd grid
+_MARK = f"""
+    <ir_version: 10, opset_import: ["" : 20]>
+    mark (float[{_MARK_ELEMENTS}] x) => (bool[{_MARK_ELEMENTS}] y) {{ y = IsNaN (x) }}
+"""
 _DRIVER = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
 
@@ -32,7 +36,7 @@ def profile_steps(
     models: list[Path], here: Machine, dims: dict[str, int], switch: Callable[[bool], None]
 ) -> None:
     """Run one profiled step of each model."""
-    mark = load(_mark(), here).placed({"x": np.zeros(_MARK_ELEMENTS, np.float32)})
+    mark = load(parse_model(_MARK), here).placed({"x": np.zeros(_MARK_ELEMENTS, np.float32)})
     mark()
     for path in models:
         step = _warm_step(path, here, dims)
@@ -54,13 +58,6 @@ def _warm_step(path: Path, here: Machine, dims: dict[str, int]) -> Step | None:
     except CampoError:
         return None
     return step
-
-
-def _mark() -> ModelProto:
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [_MARK_ELEMENTS])
-    y = helper.make_tensor_value_info("y", TensorProto.BOOL, [_MARK_ELEMENTS])
-    graph = helper.make_graph([helper.make_node("IsNaN", ["x"], ["y"], name="mark")], "mark", [x], [y])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
 
 
 def _cuda_switch() -> Callable[[bool], None]:

@@ -131,16 +131,16 @@ def cuda_problem() -> str:
 
 def _probe() -> bytes:
     """A graph that needs CUDA's own libraries, cuBLAS and cuDNN."""
-    import numpy as np
-    from onnx import TensorProto, helper, numpy_helper
+    from onnx.parser import parse_model
 
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1, 4, 4])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1, 4, 4])
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["c"], name="conv"),
-        helper.make_node("MatMul", ["c", "c"], ["y"], name="matmul"),
-    ]
-    weight = numpy_helper.from_array(np.ones((1, 1, 1, 1), np.float32), "w")
-    graph = helper.make_graph(nodes, "probe", [x], [y], [weight])
-    opset = [helper.make_opsetid("", 20)]
-    return bytes(helper.make_model(graph, opset_imports=opset, ir_version=10).SerializeToString())
+    return bytes(parse_model(_PROBE).SerializeToString())
+
+
+_PROBE = """
+    <ir_version: 10, opset_import: ["" : 20]>
+    probe (float[1, 1, 4, 4] x) => (float[1, 1, 4, 4] y) <float[1, 1, 1, 1] w = {1}>
+    {
+        c = Conv (x, w)
+        y = MatMul (c, c)
+    }
+"""
