@@ -62,7 +62,7 @@ class Reason(Enum):
     DIVISOR = "divisor"
     SQUARE_OF_SLOPE = "square-of-slope"
     CANCELLATION = "cancellation"
-    WEIGHTED_MEAN = "weighted-mean"
+    REMOVED_MEAN = "removed-mean"
     ANGLE = "angle"
     LONG_SUM = "long-sum"
     PRODUCT = "product"

@@ -21,7 +21,7 @@ from campo_onnx.ops.values.arithmetic import GUARD, LARGE
 from campo_onnx.ops.values.propagate import propagated
 from campo_onnx.ops.values.range import GIVEN, INFINITY, UNKNOWN, ValueRange, made
 from campo_onnx.ops.values.rule import of_type
-from campo_onnx.optimize.values.sum_ops import MOVES, MOVES_AND_PARTS, WEIGHTED
+from campo_onnx.optimize.values.sum_ops import MOVES, MOVES_AND_PARTS, WEIGHTED, reduced_axes
 from campo_onnx.optimize.values.unrolled import unrolled
 
 _CHOICES = op_keys("Max Where")
@@ -227,7 +227,7 @@ def _has_a_one(node: OpNode, view: GraphView) -> bool:
     largest = view.producer.get(_beside_infinity(difference.inputs[1], view))
     if largest is None or largest.op.label != "ReduceMax" or largest.inputs[0] != difference.inputs[0]:
         return False
-    return _axes(largest, view) == _axes(node, view)
+    return reduced_axes(largest, view) == reduced_axes(node, view)
 
 
 def _beside_infinity(tensor: str, view: GraphView) -> str:
@@ -238,13 +238,6 @@ def _beside_infinity(tensor: str, view: GraphView) -> str:
             break
         tensor = producer.inputs[0] if producer.op in MOVES else varying[-1]
     return tensor
-
-
-def _axes(node: OpNode, view: GraphView) -> list[int]:
-    """The axes that a reduction is over, counted from the first; all where it names none."""
-    rank = len(view.shape(node.inputs[0]) or ())
-    own = view.values.get(node.inputs[1]) if len(node.inputs) > 1 else node.attributes.get("axes")
-    return sorted({int(axis) % rank for axis in own}) if own is not None and rank else [*range(rank)]
 
 
 def _is_reduction(op_type: str, tensor: str, of: str, view: GraphView) -> bool:

@@ -1,4 +1,4 @@
-"""Gradients of a softmax: a gradient less its mean, weighted by shares that add up to one."""
+"""Gradients less a mean of theirs: over the batch, or weighted by shares that add up to one."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -7,11 +7,19 @@ from campo_onnx.ir.view import OpNode
 from campo_onnx.ir.walk import Walk
 from campo_onnx.ops.key import op_keys
 from campo_onnx.optimize.values.graph_values import GraphValues
-from campo_onnx.optimize.values.sum_ops import MOVES_AND_SIGNS, SCALES, SHARES, SUMS_OF_FEW, summed_input
+from campo_onnx.optimize.values.sum_ops import (
+    MOVES_AND_SIGNS,
+    SCALES,
+    SHARES,
+    SUMS_OF_FEW,
+    reduced_axes,
+    summed_input,
+)
 from campo_onnx.optimize.values.walk import Labels, carried
 
 _GATED = op_keys("com.microsoft:GatedAdd")  # x + y * gate
 _DIVIDES = op_keys("Div Reciprocal")
+_RANK_OF_TOKENS = 3  # samples, tokens, features; images have one more
 
 
 class _Sum(NamedTuple):
@@ -19,22 +27,28 @@ class _Sum(NamedTuple):
 
     terms: frozenset[str]
     factors: frozenset[str] = frozenset()
+    is_over_samples: bool = False
 
 
-def weighted_means_removed(values: GraphValues) -> Mapping[str, str]:
-    """Find the sums and differences of ``y * g - y * sum(y * g)`` or ``g - sum(y * g)`` of shares ``y``.
+def means_removed(values: GraphValues) -> Mapping[str, str]:
+    """Find the sums and differences of ``y * g - y * sum(y * g)``, ``g - sum(y * g)`` and ``g - mean(g)``.
 
     Rows of keys and values that are much alike give a gradient ``g`` of which most is the same all along a
     row, and cancels. A rounded sum leaves the same part of it in the whole row, which adds up in the product
     that follows. Roundings of ``y``, ``g`` and ``y * g`` differ from element to element, and average out.
 
-    Shares come from a softmax, or are ``e / sum(e)``; factors that are the same all along a row do not count.
+    Shares ``y`` come from a softmax, or are ``e / sum(e)``; factors that are the same all along a row do not
+    count. Means are those over samples and tokens, which the gradient of a weight sums over. Not meant are
+    those over features, which are rounded token by token, nor those over images: inputs of a convolution have
+    less in common, and the gradients of batch normalizations were right in FP16 and BF16.
     """
     search, nodes = _Search(values), Labels()
     for node in values.view.nodes:
         search.add(node)
-        if search.removes_mean(node):
+        if search.removes_weighted_mean(node):
             nodes.mark((node.name, *search.behind(node)), node.outputs[0])
+        elif mean := search.mean_over_samples(node):
+            nodes.mark((node.name, *search.computing(mean)), node.outputs[0])
     return nodes
 
 
@@ -61,7 +75,8 @@ class _Search:
             self._divided.add(divided)
         if (summed := summed_input(node, self._view)) is not None:
             self._summed[output] = origins[0] if summed == node.inputs[0] else self._origin(summed)
-            self._sums[output] = _Sum(self._factors_of(self._summed[output]))
+            terms = self._factors_of(self._summed[output])
+            self._sums[output] = _Sum(terms, is_over_samples=self._is_over_samples(node))
             self._rows.add(output)
         elif node.op in SCALES and (node.op.op_type == "Mul" or origins[1] not in wide):
             factors = frozenset[str]().union(*map(self._factors_of, wide))
@@ -72,7 +87,7 @@ class _Search:
         if varying and not wide:
             self._rows.add(output)
 
-    def removes_mean(self, node: OpNode) -> bool:
+    def removes_weighted_mean(self, node: OpNode) -> bool:
         """Whether a node takes a mean weighted by shares off what it is the mean of, or off its product."""
         if node.op in _GATED:
             base, *factors = (self._origin(t) for t in node.inputs)
@@ -81,10 +96,23 @@ class _Search:
                 return False
             wide = (self._factors_of(t) for t in factors if t not in self._rows)
             return self._is_mean_of(base, total._replace(factors=total.factors.union(*wide)))
-        if node.op not in SUMS_OF_FEW or len(node.inputs) != 2:
-            return False
-        a, b = (self._origin(t) for t in node.inputs)
-        return any(x in self._sums and self._is_mean_of(y, self._sums[x]) for x, y in ((a, b), (b, a)))
+        return any(self._is_mean_of(y, self._sums[x]) for x, y in self._sums_met(node))
+
+    def mean_over_samples(self, node: OpNode) -> str | None:
+        """The mean over samples that a node of a training step takes off what it is the mean of."""
+        if not self._values.scaling.forward:
+            return None
+        means = (x for x, y in self._sums_met(node) if self._sums[x].terms in self._addends(y))
+        return next((x for x in means if x in self._rows and self._sums[x].is_over_samples), None)
+
+    def computing(self, mean: str) -> Iterator[str]:
+        """Nodes that compute a mean: its sum, and what is computed of that alone."""
+        walk = Walk([mean])
+        for tensor in walk:
+            producer = self._view.producer.get(tensor)
+            if producer is not None and self._origin(tensor) in self._rows:
+                yield producer.name
+                walk.add(() if summed_input(producer, self._view) else producer.inputs)
 
     def behind(self, node: OpNode) -> Iterator[str]:
         """Nodes between shares and a difference whose rounding is the same all along a row.
@@ -103,6 +131,25 @@ class _Search:
             elif origin == tensor and tensor not in self._factors:
                 continue
             walk.add(producer.inputs if producer.op in SCALES else carried(producer))
+
+    def _sums_met(self, node: OpNode) -> Iterator[tuple[str, str]]:
+        """The sums that a sum or difference of two takes in, each with the other term."""
+        if node.op in SUMS_OF_FEW and len(node.inputs) == 2:
+            a, b = (self._origin(t) for t in node.inputs)
+            yield from ((x, y) for x, y in ((a, b), (b, a)) if x in self._sums)
+
+    def _addends(self, tensor: str) -> Iterator[frozenset[str]]:
+        """The factors of a tensor, and of the two that it is the sum of: one may be known to have no mean."""
+        yield self._factors_of(tensor)
+        producer = self._view.producer.get(tensor)
+        if producer is not None and producer.op in SUMS_OF_FEW:
+            yield from (self._factors_of(self._origin(t)) for t in producer.inputs)
+
+    def _is_over_samples(self, node: OpNode) -> bool:
+        """Whether a sum is over samples or tokens and leaves features."""
+        rank = len(self._view.shape(node.inputs[0]) or ())
+        is_table = 2 <= rank <= _RANK_OF_TOKENS and node.op.op_type.startswith("Reduce")
+        return is_table and rank - 1 not in reduced_axes(node, self._view)
 
     def _is_mean_of(self, base: str, total: _Sum) -> bool:
         weighted = len(total.terms) > 1

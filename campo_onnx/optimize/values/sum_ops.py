@@ -107,6 +107,13 @@ def summed_input(node: OpNode, view: GraphView) -> str | None:
     return node.inputs[0] if node.op in SUMS and _is_sum(node, view) else None
 
 
+def reduced_axes(node: OpNode, view: GraphView) -> list[int]:
+    """The axes that a reduction is over, counted from the first; all where it names none."""
+    rank = len(view.shape(node.inputs[0]) or ())
+    own = view.values.get(node.inputs[1]) if len(node.inputs) > 1 else node.attributes.get("axes")
+    return sorted({int(axis) % rank for axis in own}) if own is not None and rank else [*range(rank)]
+
+
 def is_mean(node: OpNode) -> bool:
     """Whether a sum is divided by the number of its terms."""
     return node.op.op_type.endswith(("Mean", "Pool"))

@@ -15,7 +15,7 @@ from campo_onnx.optimize.values.loss_scale import loss_scaling
 from campo_onnx.optimize.values.masks import unknown_masks
 from campo_onnx.optimize.values.products import unknown_products
 from campo_onnx.optimize.values.ranges import DeclaredRange, value_ranges
-from campo_onnx.optimize.values.shares import weighted_means_removed
+from campo_onnx.optimize.values.shares import means_removed
 from campo_onnx.optimize.values.sizes import far_reaching, shrunken_values
 from campo_onnx.optimize.values.sums import Accumulated, long_sums, squares_summed
 from campo_onnx.optimize.values.survival import lost_values
@@ -114,7 +114,7 @@ RULES: tuple[Callable[[GraphValues], Verdicts], ...] = (
     _tensors(Reason.SQUARES, squares_summed, only_narrow=True),
     _tensors(Reason.SQUARE_OF_SLOPE, squares_of_slopes, only_narrow=True),
     _tensors(Reason.CANCELLATION, cancelling_squares),
-    _tensors(Reason.WEIGHTED_MEAN, weighted_means_removed),
+    _tensors(Reason.REMOVED_MEAN, means_removed),
     _tensors(Reason.UNKNOWN_MASK, unknown_masks),
     _products,
     _long_and_exact,

@@ -63,6 +63,15 @@ ALIKE = {
     "lows": (BF16,),
     "others": ", float loss",
 }
+GRADIENT = "h = MatMul(x, w) loss = ReduceMean<keepdims=0>(h) dz = Mul(m, scale) g = MatMul(dz, v) "
+OF_WEIGHTS = " xt = Transpose<perm=[1,0]>(x) y = MatMul(xt, d)"
+SAMPLES = {"zero": [0], "n": f(64)}
+MUCH_ALIKE = {
+    "inputs": ", float[64,64] v, float scale",
+    "feeds": {"x": 10 + X, "v": 1 + X / 4, "scale": np.float32(16)},
+    "lows": (FP16, BF16),
+    "others": ", float loss",
+}
 ROTARY = "cs = Cos(g) sn = Sin(g) a = Mul(x, cs) b = Mul(w, sn) y = Add(a, b)"
 FREQUENCIES = f(10000.0 ** (-np.arange(64) / 64))
 LOOP = """k = Loop(six, , h)<body = b (int64 i, bool cc, float[64,64] v) => (bool c2, float[64,64] o)
@@ -144,6 +153,16 @@ CASES = {
         BY_HAND + BACKWARD + """q = Div(g, s) o = Mul(g, e) b = Mul(s, s) i = Reciprocal(b) r = Mul(o, i)
         j = Neg(r) t = ReduceSum(j, ax) u = Add(q, t) d = Mul(u, e) y = MatMul(d, k)""",
         AXIS, error=0.1, **ALIKE,
+    ),
+    # gradients of means over samples
+    "a mean over samples, taken off by hand": Case(
+        GRADIENT + "t = ReduceSum(g, zero) q = Div(t, n) d = Sub(g, q)" + OF_WEIGHTS,
+        SAMPLES, error=0.1, **MUCH_ALIKE,
+    ),
+    "the same beside what has no mean": Case(
+        GRADIENT + """mu = ReduceMean(x, zero) b = Sub(x, mu) s = Mul(b, small) i = Neg(g)
+        t = ReduceMean(i, zero) q = Add(s, g) d = Add(q, t)""" + OF_WEIGHTS,
+        SAMPLES | {"small": f(0.1)}, error=0.1, **MUCH_ALIKE,
     ),
     # close to zero
     "the logarithm of a softmax by hand": Case(
@@ -296,7 +315,7 @@ def test_what_comes_out_is_what_fp32_computes(name):
     [
         ("a mask input behind Where", Reason.UNKNOWN_MASK),
         ("a squared distance as |a|^2 - 2ab + |b|^2", Reason.CANCELLATION),
-        ("the gradient of a softmax", Reason.WEIGHTED_MEAN),
+        ("the gradient of a softmax", Reason.REMOVED_MEAN),
         ("the gradient of a logarithm", Reason.DIVISOR),
         ("the gradient of GELU by tanh", Reason.SQUARE_OF_SLOPE),
         ("a mean by a sum and a quotient", Reason.LONG_SUM),
@@ -312,8 +331,16 @@ def test_the_plan_says_why(name, reason):
 
 def test_of_the_gradient_of_a_softmax_only_the_sum_and_the_difference_stay_fp32():
     verdicts = reasons(made(CASES["the same behind a mask of rows"]))
-    exact = {name for name, reason in verdicts.items() if reason is Reason.WEIGHTED_MEAN}
+    exact = {name for name, reason in verdicts.items() if reason is Reason.REMOVED_MEAN}
     assert exact == {"ReduceSum", "Mul_2", "Sub"}  # t, u and d
+
+
+@pytest.mark.parametrize(("axes", "is_exact"), [([0], True), ([1], False), ([0, 1], False)])
+def test_of_means_taken_off_a_gradient_only_those_over_samples_stay_fp32(axes, is_exact):
+    body = GRADIENT + "t = ReduceMean(g, zero) d = Sub(g, t)" + OF_WEIGHTS
+    verdicts = reasons(made(Case(body, {"zero": axes}, **MUCH_ALIKE)))
+    exact = {name for name, reason in verdicts.items() if reason is Reason.REMOVED_MEAN}
+    assert exact == ({"ReduceMean_1", "Sub"} if is_exact else set())  # t and d
 
 
 def test_a_table_of_positions_that_is_compared_holds_integers_and_nothing_too_small():
