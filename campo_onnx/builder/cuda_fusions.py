@@ -54,12 +54,8 @@ def bias_dropouts(
         """Find the node that makes a value, if it is of this kind and one node reads it."""
         if value is None or readers[value.name] != 1 or value.name in outputs:
             return None
-        origin = producer.get(value.name)
-        return (
-            origin
-            if origin is not None and origin.op_type == op_type and origin.outputs[0] is value
-            else None
-        )
+        node = producer.get(value.name)
+        return node if node is not None and node.op_type == op_type and node.outputs[0] is value else None
 
     for node in nodes:
         seen.update(v.name for v in node.inputs if v is not None)

@@ -114,10 +114,8 @@ class CastSite:
 
     def new_cast(self, low: AbstractSet[str]) -> PossibleCast | None:
         """The Cast that `low` makes necessary here; there is never more than one."""
-        for cast in self.casts:
-            if cast.kind is not CastKind.EXISTING and cast.is_there(low):
-                return cast
-        return None
+        new = (cast for cast in self.casts if cast.kind is not CastKind.EXISTING)
+        return next((cast for cast in new if cast.is_there(low)), None)
 
     def new_cast_us(self, low: AbstractSet[str]) -> float:
         """Time of that Cast, or 0."""

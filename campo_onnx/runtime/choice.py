@@ -79,7 +79,7 @@ def _is_of_fractions(view: GraphView, index: str) -> bool:
     return False
 
 
-def times_us(runs: Mapping[str, Callable[[], None]]) -> dict[str, float]:
+def times_us(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
     """Time runs in turns."""
     began = time.perf_counter()
     for run in runs.values():

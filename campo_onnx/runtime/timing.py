@@ -94,22 +94,23 @@ def slope(few: Step, many: Step, extra: int, effort: Effort) -> Timing:
     return timing_of([(b - a) / extra for a, b in faster])
 
 
-def copies_for(step_us: float, *, node_bytes: float, limit_bytes: float, target_us: float = 400.0) -> int:
+def copies_for(step_us: float, *, node_bytes: float, limit_bytes: float) -> int:
     """Number of further copies of a node that make a measurable difference.
 
-    One copy reads and writes `node_bytes`. The difference is to be `target_us`: far above the clock and the
-    jitter of a call.
+    One copy reads and writes `node_bytes`. The difference is to be far above the clock and the jitter of a
+    call.
 
     >>> copies_for(100.0, node_bytes=1e6, limit_bytes=1e9)
     4
     >>> copies_for(1.0, node_bytes=1e9, limit_bytes=2e9)
     1
     """
-    wanted = math.ceil(target_us / max(step_us, 1.0))
+    wanted = math.ceil(_DIFFERENCE_US / max(step_us, 1.0))
     affordable = int(limit_bytes // max(node_bytes, 1.0)) - 1
     return max(1, min(wanted, affordable, _MOST_COPIES))
 
 
+_DIFFERENCE_US = 400.0
 _MOST_COPIES = 32
 
 

@@ -1,7 +1,7 @@
 """A training step, loaded by the runtime that is named, or by the fastest of this CPU as measured."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -160,7 +160,7 @@ class Opening:
         if len(steps) == 1:
             return next(iter(steps.values()))
         try:
-            step_us = times_us({name: _Rehearsal(step).run for name, step in steps.items()})
+            step_us = times_us({name: _rehearsal(step) for name, step in steps.items()})
             chosen = min(step_us, key=step_us.__getitem__)
             keep_choice(folder, key, chosen, step_us)
         except CampoError as error:  # numbers that are made up need not be a batch
@@ -214,18 +214,12 @@ class Opening:
         return OpenStep(imported=imported, interface=interface, runner=runner, runtime=here.runtime)
 
 
-class _Rehearsal:
-    """Runs a step on numbers that are made up."""
-
-    def __init__(self, step: OpenStep) -> None:
-        self._step = step
-        made_up = synthesize(step.imported.view)
-        # The learning rate is an input of the session, not of a graph without an update.
-        self._feeds = {
-            name: made_up[name] if name in made_up else spec.fitted(0.0)
-            for name, spec in step.interface.feeds.items()
-        }
-
-    def run(self) -> None:
-        """Run one step."""
-        self._step.runner.run(self._feeds, self._step.interface)
+def _rehearsal(step: OpenStep) -> Callable[[], object]:
+    """Give what runs a step on numbers that are made up."""
+    made_up = synthesize(step.imported.view)
+    # The learning rate is an input of the session, not of a graph without an update.
+    feeds = {
+        name: made_up[name] if name in made_up else spec.fitted(0.0)
+        for name, spec in step.interface.feeds.items()
+    }
+    return lambda: step.runner.run(feeds, step.interface)

@@ -4,7 +4,7 @@ ONNX Runtime draws numbers of its own, others in every step; a key only tells dr
 a key that is constant is a constant, and is computed by JAX.
 """
 
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -76,10 +76,8 @@ def _erf_inverse(g: Graph, expected: Expected, x: Value) -> Value:
 
 
 def _polynomial(g: Graph, x: Value, coefficients: tuple[float, ...]) -> Value:
-    total = g.scalar(coefficients[0], x.dtype)
-    for coefficient in coefficients[1:]:
-        total = total * x + coefficient
-    return total
+    first, *others = coefficients
+    return reduce(lambda total, coefficient: total * x + coefficient, others, g.scalar(first, x.dtype))
 
 
 _CENTRE = (

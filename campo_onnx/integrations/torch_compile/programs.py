@@ -56,7 +56,6 @@ class _WithConstants:
         self._read_at = list(map(address, constants))
 
     def run(self, read_at: Sequence[int], written_at: Sequence[int]) -> None:
-        """Run it."""
         self._program.run([*read_at, *self._read_at], written_at)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -165,10 +166,7 @@ class _Arithmetic:
             for (tensor, axis), power in zip(self.sizes, formula.powers, strict=True)
             for _ in range(power)
         ]
-        product = factors[0]
-        for factor in factors[1:]:
-            product = self._op("Mul", product, factor)
-        return product
+        return reduce(partial(self._op, "Mul"), factors)
 
     def _vector(self, numbers: Sequence[str]) -> str:
         if not numbers:

@@ -1,6 +1,6 @@
 """Constants, fills, random sources, and what is asked of shapes and indices."""
 
-from dataclasses import dataclass
+from functools import partial
 
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
@@ -11,21 +11,12 @@ from campo_onnx.ops.spec import Ask, Family, Refuses, specs
 from campo_onnx.ops.work import Stream, WorkKind
 
 
-@dataclass(frozen=True, slots=True)
-class _TypedBy:
-    """A port rule: the type of the output stands in an attribute."""
-
-    attribute: str
-
-    def __call__(self, signature: Signature, precision: Precision) -> Ports:
-        return attribute_ports(signature, precision, self.attribute)
-
-
 def _shape_only_ports(signature: Signature, _: Precision) -> Ports:
     return Ports(any_inputs=fp32_positions(signature)[0], refusal=Refused.SHAPE_ONLY.of())
 
 
-_DTYPE, _VALUE = _TypedBy("dtype"), _TypedBy("value")
+# The type of the output stands in an attribute.
+_DTYPE, _VALUE = (partial(attribute_ports, attribute=name) for name in ("dtype", "value"))
 
 SPECS = (
     *specs("", "Constant", Family.SOURCE, work=WorkKind.NONE, ports=Refuses(Refused.CONSTANT)),

@@ -7,13 +7,10 @@ from onnx import TensorProto
 
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.signature import Signature
-from campo_onnx.ops.values.need import EXACT, NOTHING, AskRule, Need, Needs, known_at
+from campo_onnx.ops.values.need import EXACT, FRACTIONS, NOTHING, AskRule, Need, Needs, known_at
 from campo_onnx.ops.values.registry import registered
 from campo_onnx.ops.values.rule import Ranges, shape_of
 
-_FLOATS = frozenset(
-    {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE, TensorProto.BOOL}
-)
 _PLACE = Need(is_place=True)
 _FEW_TURNS = 8.0
 _BELOW_ONE = 0.5
@@ -89,7 +86,7 @@ def comparison(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
 def conversion(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
     """An integer is an index, a count or a bucket in all likelihood, unless it was a truth value."""
     output, before = signature.outputs[0], signature.inputs[0]
-    is_integer = output is not None and output.dtype not in _FLOATS
+    is_integer = output is not None and output.dtype not in FRACTIONS
     return {0: _PLACE} if is_integer and (before is None or before.dtype != TensorProto.BOOL) else NOTHING
 
 

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from onnx import TensorProto
+
 from campo_onnx.ops.signature import Signature
 from campo_onnx.ops.values.range import UNKNOWN, ValueRange
 from campo_onnx.ops.values.rule import Ranges
@@ -37,6 +39,11 @@ AskRule: TypeAlias = Callable[[Signature, Ranges, float], Needs]
 
 PassRule: TypeAlias = Callable[[Signature, Ranges, ValueRange, Need], Needs]
 """Accuracy that an operator has to ask of its inputs where its result is needed so exactly."""
+
+FRACTIONS = frozenset(
+    {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE, TensorProto.BOOL}
+)
+"""Types of what counts nothing: floating-point numbers and truth values."""
 
 EXACT = Need()
 NOTHING: Needs = {}

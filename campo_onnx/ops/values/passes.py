@@ -4,14 +4,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from onnx import TensorProto
-
 from campo_onnx.ops.gemms import einsum, factors
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.signature import Signature
 from campo_onnx.ops.values.arithmetic import GUARD
 from campo_onnx.ops.values.need import (
     EXACT,
+    FRACTIONS,
     NOTHING,
     Need,
     Needs,
@@ -25,9 +24,6 @@ from campo_onnx.ops.values.range import ValueRange
 from campo_onnx.ops.values.registry import registered
 from campo_onnx.ops.values.rule import Ranges, shape_of
 
-_FLOATS = frozenset(
-    {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE, TensorProto.BOOL}
-)
 _FEW_TERMS = 16
 """Products of matrices that sum so few terms transform coordinates."""
 
@@ -50,7 +46,7 @@ def chosen(signature: Signature, inputs: Ranges, result: ValueRange, need: Need)
 def converted(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
     """Elements of the first input where they were floats or truth values before."""
     before = signature.inputs[0]
-    return {0: need} if before is not None and before.dtype in _FLOATS else NOTHING
+    return {0: need} if before is not None and before.dtype in FRACTIONS else NOTHING
 
 
 def summed(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
 
 from campo_onnx.ops.signature import Signature
 from campo_onnx.ops.values import arithmetic
@@ -54,12 +55,7 @@ def pairwise(combine: Callable[[ValueRange, ValueRange], ValueRange]) -> Rule:
 
     def rule(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
         ranges = present(inputs)
-        if not ranges:
-            return ()
-        result = ranges[0]
-        for other in ranges[1:]:
-            result = combine(result, other)
-        return (result,)
+        return (reduce(combine, ranges),) if ranges else ()
 
     return rule
 
@@ -105,12 +101,9 @@ def mean(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
 def magnitude(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     """Values without their sign."""
     one = inputs[0] or UNKNOWN
-    straddles = one.lowest <= 0.0 <= one.highest
-    lowest = 0.0 if straddles else min(abs(one.lowest), abs(one.highest))
-    first = (
-        0.0
-        if one.expected_lowest <= 0.0 <= one.expected_highest
-        else min(abs(one.expected_lowest), abs(one.expected_highest))
+    lowest, first = (
+        0.0 if low <= 0.0 <= high else min(abs(low), abs(high))
+        for low, high in ((one.lowest, one.highest), (one.expected_lowest, one.expected_highest))
     )
     return (made(lowest, one.bound, first, one.magnitude, smallest=one.smallest, like=one),)
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial, reduce
 
 from campo_onnx.ops.gemms import factors
 from campo_onnx.ops.signature import Signature
@@ -94,8 +95,5 @@ def conv(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
 
 def einsum(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     """Sums of products of all inputs."""
-    ranges = present(inputs)
-    result = ranges[0]
-    for other in ranges[1:]:
-        result = arithmetic.contracted(result, other, None)
+    result = reduce(partial(arithmetic.contracted, terms=None), present(inputs))
     return (replace(result, lowest=-INFINITY, highest=INFINITY),)

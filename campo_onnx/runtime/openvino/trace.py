@@ -110,7 +110,6 @@ class _Node:
         return tuple(name for name in sorted(self.nodes) if names.op_type(name) in kinds)
 
     def executed(self, names: Names) -> Executed:
-        """Describe it."""
         computed = self.computed(names)
         precision = _PRECISIONS.get(self.precision) if computed else None
         return Executed(
