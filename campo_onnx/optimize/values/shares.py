@@ -19,6 +19,7 @@ from campo_onnx.optimize.values.walk import Labels, carried
 
 _GATED = op_keys("com.microsoft:GatedAdd")  # x + y * gate
 _DIVIDES = op_keys("Div Reciprocal")
+_NORMALIZES_BY_MEAN = op_keys("BatchNormalization")
 _RANK_OF_TOKENS = 3  # samples, tokens, features; images have one more
 
 
@@ -133,9 +134,15 @@ class _Search:
             walk.add(producer.inputs if producer.op in SCALES else carried(producer))
 
     def _sums_met(self, node: OpNode) -> Iterator[tuple[str, str]]:
-        """The sums that a sum or difference of two takes in, each with the other term."""
-        if node.op in SUMS_OF_FEW and len(node.inputs) == 2:
-            a, b = (self._origin(t) for t in node.inputs)
+        """The sums that a sum or difference of two takes in, each with the other term.
+
+        So does a batch normalization with its mean and its input.
+        """
+        terms = node.inputs if node.op in SUMS_OF_FEW else ()
+        if node.op in _NORMALIZES_BY_MEAN:
+            terms = (node.inputs[0], node.inputs[3])
+        if len(terms) == 2:
+            a, b = (self._origin(t) for t in terms)
             yield from ((x, y) for x, y in ((a, b), (b, a)) if x in self._sums)
 
     def _addends(self, tensor: str) -> Iterator[frozenset[str]]:

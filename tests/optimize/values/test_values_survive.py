@@ -159,6 +159,12 @@ CASES = {
         GRADIENT + "t = ReduceSum(g, zero) q = Div(t, n) d = Sub(g, q)" + OF_WEIGHTS,
         SAMPLES, error=0.1, **MUCH_ALIKE,
     ),
+    "the same by a batch normalization": Case(
+        GRADIENT + """t = ReduceSum<keepdims=0>(g, zero) q = Div(t, n)
+        d = BatchNormalization<epsilon=0.0>(g, ones, zeros, q, ones)""" + OF_WEIGHTS,
+        SAMPLES | {"ones": np.ones(64, np.float32), "zeros": np.zeros(64, np.float32)}, error=0.1,
+        **MUCH_ALIKE,
+    ),
     "the same beside what has no mean": Case(
         GRADIENT + """mu = ReduceMean(x, zero) b = Sub(x, mu) s = Mul(b, small) i = Neg(g)
         t = ReduceMean(i, zero) q = Add(s, g) d = Add(q, t)""" + OF_WEIGHTS,
