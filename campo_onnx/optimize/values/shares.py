@@ -49,7 +49,7 @@ def means_removed(values: GraphValues) -> Mapping[str, str]:
         if search.removes_weighted_mean(node):
             nodes.mark((node.name, *search.behind(node)), node.outputs[0])
         elif mean := search.mean_over_samples(node):
-            nodes.mark((node.name, *search.computing(mean)), node.outputs[0])
+            nodes.mark((node.name, *search.computing(mean, node)), node.outputs[0])
     return nodes
 
 
@@ -106,9 +106,9 @@ class _Search:
         means = (x for x, y in self._sums_met(node) if self._sums[x].terms in self._addends(y))
         return next((x for x in means if x in self._rows and self._sums[x].is_over_samples), None)
 
-    def computing(self, mean: str) -> Iterator[str]:
-        """Nodes that compute a mean: its sum, and what is computed of that alone."""
-        walk = Walk([mean])
+    def computing(self, mean: str, reader: OpNode) -> Iterator[str]:
+        """Nodes that compute a mean for its reader: its sum, and what is computed of that alone."""
+        walk = Walk(t for t in reader.inputs if self._origin(t) == mean)
         for tensor in walk:
             producer = self._view.producer.get(tensor)
             if producer is not None and self._origin(tensor) in self._rows:

@@ -159,6 +159,11 @@ CASES = {
         GRADIENT + "t = ReduceSum(g, zero) q = Div(t, n) d = Sub(g, q)" + OF_WEIGHTS,
         SAMPLES, error=0.1, **MUCH_ALIKE,
     ),
+    "the same, reshaped": Case(
+        GRADIENT + """t = ReduceSum<keepdims=0>(g, zero) q = Div(t, n) r = Reshape(q, row)
+        d = Sub(g, r)""" + OF_WEIGHTS,
+        SAMPLES | {"row": [1, 64]}, error=0.1, **MUCH_ALIKE,
+    ),
     "the same by a batch normalization": Case(
         GRADIENT + """t = ReduceSum<keepdims=0>(g, zero) q = Div(t, n)
         d = BatchNormalization<epsilon=0.0>(g, ones, zeros, q, ones)""" + OF_WEIGHTS,
