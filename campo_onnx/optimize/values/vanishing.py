@@ -153,6 +153,17 @@ def _small(values: GraphValues) -> frozenset[str]:
     return frozenset(small)
 
 
+def _falls(node: OpNode, slopes: Container[str], gradients: Container[str], values: GraphValues) -> bool:
+    """Whether a node computes what a small value lacks to a constant, times a gradient, or a sum of such."""
+    if node.op.label == "Mul":
+        return any(t in gradients for t in node.inputs)
+    if node.op.label == "Sub" and values.is_constant(node.inputs[0]):
+        return node.inputs[1] in slopes
+    follows = node.op in MOVES_AND_SIGNS | SUMS_OF_FEW
+    data = node.inputs[:1] if node.op in MOVES_AND_SIGNS else node.inputs
+    return follows and all(t in gradients for t in data)
+
+
 def squares_of_slopes(values: GraphValues) -> Mapping[str, str]:
     """Find squares that are multiplied by a slope which is zero where they overflow, up to that product.
 
@@ -160,12 +171,16 @@ def squares_of_slopes(values: GraphValues) -> Mapping[str, str]:
     times infinity.
     """
     view, slopes = values.view, _small(values)
-    nodes, squares = Labels(), Labels()
+    nodes, squares, gradients = Labels(), Labels(), set[str]()
     for node in view.nodes:
+        if _falls(node, slopes, gradients, values):
+            gradients.update(filter(None, node.outputs))
         if (view.power(node) or 0.0) >= 2.0 and not values.fits(node.outputs[0]):
             squares[node.outputs[0]] = node.outputs[0]
         elif square := squares.first(node.inputs):
-            if node.op.label == "Mul" and not slopes.isdisjoint(node.inputs):
+            if node.op.label == "Mul" and not (
+                slopes.isdisjoint(node.inputs) and gradients.isdisjoint(node.inputs)
+            ):
                 nodes[node.name] = square
             elif node.op in _GROWING:
                 squares[node.outputs[0]] = square

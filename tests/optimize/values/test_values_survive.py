@@ -209,6 +209,12 @@ CASES = {
         t2 = Mul(t, t) d = Sub(one, t2) y = Mul(d, k)""",
         AXIS | {"c1": f(0.044715), "c2": f(0.79788)}, feeds={"x": X * 300}, error=0.2,
     ),
+    "the same with the gradient in the slope": Case(
+        H + """p = Mul(h, h) q = Mul(p, c1) k = Mul(h, c2) t = Tanh(k) o = Sub(one, t) a = Mul(m, o)
+        b = Mul(a, t) s = Add(a, b) d = Mul(s, c2) e = Mul(d, q) y = MatMul(e, w)""",
+        AXIS | {"c1": f(3), "c2": f(0.79788)},
+        feeds={"x": X * np.geomspace(0.1, 1000, 64, dtype=np.float32)[:, None]},
+    ),
     # sums and norms
     "a mean by a sum and a quotient": Case(
         "h = MatMul(z, w) t = ReduceSum<keepdims=0>(h) k = Div(t, n) y = Add(w, k)", {"n": f(2560 * 64)},
