@@ -262,8 +262,10 @@ def _passes(node: OpNode, position: int, bound: int | None, view: GraphView) -> 
     """Whether the consumers of a node's output read the value at `position` of its inputs."""
     op_type = node.op.op_type
     if op_type in _KEEPS_SIGN:
-        # Only towards something tiny, an epsilon: elsewhere the other operand decides.
-        return any(t in view.values and view.values[t].size == 1 for t in node.inputs)
+        # Only towards something tiny, an epsilon: elsewhere the other operand decides. A factor may be chosen
+        # in the step: 1 for a decay where the step is skipped.
+        others = (t for i, t in enumerate(node.inputs) if i != position)
+        return all(view.tensors[t].elements == 1 and (op_type == "Mul" or t in view.values) for t in others)
     if spec(node.op).family is not Family.MOVEMENT or bound is not None:
         return False
     if op_type == "Where":

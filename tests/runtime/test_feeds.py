@@ -124,11 +124,13 @@ def test_variances_are_positive_also_behind_an_epsilon() -> None:
     assert feeds["mean"].min() < 0
 
 
-def test_a_running_second_moment_is_positive() -> None:
+@pytest.mark.parametrize("decay", ["beta", "chosen"])  # a step that overflows keeps the state: its decay is 1
+def test_a_running_second_moment_is_positive(decay: str) -> None:
     # Adam: sqrt((0.999 v + 0.001 g g) / correction). Other sums of two tensors may be negative.
     view = graph(
-        dict.fromkeys(("v", "g", "x", "bias", "correction"), (F, (50,))),
-        ("Mul", ["v", "beta"], "old", (50,)),
+        dict.fromkeys(("v", "g", "x", "bias", "correction"), (F, (50,))) | {"is_finite": (B, ())},
+        ("Where", ["is_finite", "beta", "beta"], "chosen", ()),
+        ("Mul", ["v", decay], "old", (50,)),
         ("Mul", ["g", "g"], "square", (50,)),
         ("Add", ["old", "square"], "new", (50,)),
         ("Div", ["new", "correction"], "corrected", (50,)),

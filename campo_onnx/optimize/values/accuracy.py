@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from onnx import TensorProto
 
-from campo_onnx.ir.view import OpNode
+from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.ops.registry import current
 from campo_onnx.ops.spec import Family, OpSpec
 from campo_onnx.ops.values.need import NOTHING, Need, Needs
@@ -19,6 +19,7 @@ from campo_onnx.ops.values.range import ValueRange
 from campo_onnx.optimize.plan.reason import Reason, Verdict
 from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.positions import ANGLES, largest_exact
+from campo_onnx.optimize.values.sum_ops import MOVES, MOVES_AND_PARTS, SCALES, SUMS_OF_FEW
 
 _ROUNDINGS = 16.0
 """The relative error of a result that is tolerated, in roundings of the low precision."""
@@ -59,6 +60,7 @@ class _Backward:
         self.verdicts: dict[str, Verdict] = {}
         self._values, self._specs = values, current()
         self._asked: dict[str, tuple[_Request, ...]] = {}
+        self._moments = _second_moments(values.view)
         self._unit = 2.0 ** -(values.low.fraction_bits + 1)
 
     def visit(self, node: OpNode, more: Needs) -> None:
@@ -73,6 +75,8 @@ class _Backward:
             )
             if is_kept and any(node.outputs[i] == tensor for i in ports.low_outputs):
                 self._keep(node, tensor, one)
+        if not self._moments.isdisjoint(node.outputs):
+            return
         for position, one in self._needs_of_inputs(node, spec, requests, more):
             tensor = node.inputs[position] if position < len(node.inputs) else ""
             if not tensor or not self._follows(tensor, one.need):
@@ -150,3 +154,35 @@ class _Backward:
         fraction, exponent = math.frexp(r.lowest)
         steps = math.ldexp(fraction, bits)
         return math.ldexp(abs(steps - round(steps)), exponent - bits)
+
+
+def _second_moments(view: GraphView) -> frozenset[str]:
+    """Running means of squares, of which a root is taken: an input of the graph, and the squares added to it.
+
+    An update divides a gradient by such a root. Where the terms of a gradient cancel, the quotient is noise,
+    however exact the terms are: it needs a gradient no more exactly than the products of matrices make it.
+    """
+    moments: set[str] = set()
+    for root in (node for node in view.nodes if node.op.label == "Sqrt"):
+        tensor = view.origin(root.inputs[0], MOVES_AND_PARTS | SCALES)
+        total = view.producer.get(tensor)
+        if total is None or total.op not in SUMS_OF_FEW or len(total.inputs) != 2:
+            continue
+        for moment, added in (total.inputs, total.inputs[::-1]):
+            origin = view.origin(moment, MOVES | SCALES)
+            joined = view.producer.get(origin)
+            parts = joined.inputs if joined is not None and joined.op.label == "Concat" else (origin,)
+            if _is_square(added, view) and all(t in view.inputs for t in parts):
+                moments.add(tensor)
+    return frozenset(moments)
+
+
+def _is_square(tensor: str, view: GraphView) -> bool:
+    """Whether a tensor is a square, up to views and factors."""
+    producer = view.producer.get(tensor)
+    while producer is not None and view.power(producer) != 2.0:
+        varying = [t for t in producer.inputs if not view.is_constant(t)]
+        if producer.op not in MOVES | SCALES or not varying:
+            return False
+        producer = view.producer.get(varying[0])
+    return producer is not None

@@ -14,7 +14,7 @@ from campo_onnx.optimize.plan.reason import Reason
 from tests.optimize.formulas import Case, f32, i64, normal
 from tests.optimize.small_steps import reasons
 
-XW = {"x": normal(64, 64, size=3.0), "w": normal(64, 64, size=1 / 8)}
+XW = {"x": normal(64, 64, size=3.0), "w": normal(64, 64, size=1 / 8), "state": normal(64, 1) ** 2}
 NUMBERS = {"half": f32(0.5), "eps": f32(1e-3), "small": f32(0.01), "two": f32(2), "one": f32(1)}
 
 # Products, sums and normalizations that a low precision is made for: nothing in them is needed more exactly.
@@ -33,6 +33,9 @@ HARMLESS = {
     "a gate": "g = Sigmoid(h) r = Sub(one, g) k = MatMul(w, x) a = Mul(r, k) b = Mul(g, h) y = Add(a, b)",
     "GELU as JAX writes it": "n = Neg(h) e = Erf(n) c = Sub(one, e) a = Mul(h, half) y = Mul(a, c)",
     "a step towards another": "k = MatMul(w, x) d = Sub(k, h) s = Mul(d, half) y = Add(h, s)",
+    "a sum that is divided by the root of a running mean of its squares, as Adam does": """p = Mul(h, w)
+        g = ReduceSum<keepdims = 1>(p, axis) a = Mul(state, half) q = Mul(g, g) b = Mul(q, half) m = Add(a, b)
+        c = Div(m, small) r = Sqrt(c) e = Add(r, eps) u = Div(g, e) y = Mul(h, u)""",
     "a rotation": """a, b = Split<axis = 1, num_outputs = 2>(h) c, s = Split<axis = 1, num_outputs = 2>(w)
         ac = Mul(a, c) bs = Mul(b, s) l = Sub(ac, bs) bc = Mul(b, c) as = Mul(a, s) r = Add(bc, as)
         y = Concat<axis = 1>(l, r)""",
