@@ -252,6 +252,7 @@ def _wanted(view: GraphView, tensor: str) -> _Bounds:
             positive |= ask is Ask.POSITIVE
             # A sum whose root is taken is a running second moment, as Adam keeps it.
             positive |= node.op.op_type == "Add" and _has_root(node, view)
+            positive |= _is_decayed(node, view)
             ratio |= ask is Ask.SHARE
             if _passes(node, use.position, bound, view):
                 walk.add(filter(None, node.outputs))
@@ -262,15 +263,20 @@ def _passes(node: OpNode, position: int, bound: int | None, view: GraphView) -> 
     """Whether the consumers of a node's output read the value at `position` of its inputs."""
     op_type = node.op.op_type
     if op_type in _KEEPS_SIGN:
-        # Only towards something tiny, an epsilon: elsewhere the other operand decides. A factor may be chosen
-        # in the step: 1 for a decay where the step is skipped.
-        others = (t for i, t in enumerate(node.inputs) if i != position)
-        return all(view.tensors[t].elements == 1 and (op_type == "Mul" or t in view.values) for t in others)
+        # Only towards something tiny, an epsilon: elsewhere the other operand decides.
+        return any(t in view.values and view.values[t].size == 1 for t in node.inputs)
     if spec(node.op).family is not Family.MOVEMENT or bound is not None:
         return False
     if op_type == "Where":
         return position in (1, 2)
     return position == 0 or spec(node.op).movement is Movement.JOIN
+
+
+def _is_decayed(node: OpNode, view: GraphView) -> bool:
+    """Whether a node scales a second moment; by 1, chosen in the step, where the step is skipped."""
+    is_scaled = node.op.op_type == "Mul" and any(view.tensors[t].elements == 1 for t in node.inputs)
+    readers = (view.node[use.node] for use in view.consumers.get(node.outputs[0], ()))
+    return is_scaled and any(r.op.op_type == "Add" and _has_root(r, view) for r in readers)
 
 
 def _has_root(node: OpNode, view: GraphView, reach: int = 3) -> bool:

@@ -11,19 +11,24 @@ from typing import Any, NamedTuple
 
 import onnx
 from numpy.typing import NDArray
-from onnx import helper
+from onnx import TensorProto, helper
 
 from campo_onnx.errors import IndexOutOfRangeError, UnsupportedModelError
 from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.size_ranges import ranges_of
 from campo_onnx.ir.view import GraphView
 from campo_onnx.ir.walk import Walk
-from campo_onnx.ops.fold import INTEGERS
 from campo_onnx.runtime.api import LoadSettings, Program
 from campo_onnx.runtime.feeds import index_bound
 from campo_onnx.runtime.machine import CPU
 from campo_onnx.runtime.registry import load, machine
 
+_INTEGERS = frozenset(
+    {
+        *(TensorProto.BOOL, TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64),
+        *(TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64),
+    }
+)
 _MOST_NODES = 64
 """Of one index: what is made in more steps is computed by the model, and not fed."""
 
@@ -173,7 +178,7 @@ def _path(
 
 def _is_whole(view: GraphView, tensor: str) -> bool:
     info = view.tensors.get(tensor)
-    return info is not None and info.dtype in INTEGERS
+    return info is not None and info.dtype in _INTEGERS
 
 
 def _part(imported: Imported, uses: list[_Use]) -> onnx.ModelProto:

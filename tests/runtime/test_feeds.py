@@ -142,6 +142,7 @@ def test_a_running_second_moment_is_positive(decay: str) -> None:
     )
     feeds = synthesize(view)
     assert feeds["v"].min() > 0
+    assert feeds["g"].min() < 0
     assert feeds["bias"].min() < 0
     assert feeds["x"].min() < 0
 

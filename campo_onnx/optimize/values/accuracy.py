@@ -17,6 +17,7 @@ from campo_onnx.ops.spec import Family, OpSpec
 from campo_onnx.ops.values.need import NOTHING, Need, Needs
 from campo_onnx.ops.values.range import ValueRange
 from campo_onnx.optimize.plan.reason import Reason, Verdict
+from campo_onnx.optimize.safety import earlier_versions
 from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.positions import ANGLES, largest_exact
 from campo_onnx.optimize.values.sum_ops import MOVES, MOVES_AND_PARTS, SCALES, SUMS_OF_FEW
@@ -76,7 +77,7 @@ class _Backward:
             if is_kept and any(node.outputs[i] == tensor for i in ports.low_outputs):
                 self._keep(node, tensor, one)
         if not self._moments.isdisjoint(node.outputs):
-            return
+            requests, more = [(t, one) for t, one in requests if one.need.is_place], NOTHING
         for position, one in self._needs_of_inputs(node, spec, requests, more):
             tensor = node.inputs[position] if position < len(node.inputs) else ""
             if not tensor or not self._follows(tensor, one.need):
@@ -157,32 +158,34 @@ class _Backward:
 
 
 def _second_moments(view: GraphView) -> frozenset[str]:
-    """Running means of squares, of which a root is taken: an input of the graph, and the squares added to it.
+    """Running means of squares that a step hands on: an old one, scaled, and the squares added to it.
 
-    An update divides a gradient by such a root. Where the terms of a gradient cancel, the quotient is noise,
-    however exact the terms are: it needs a gradient no more exactly than the products of matrices make it.
+    An update divides a gradient by the root of one. Where the terms of a gradient cancel, the quotient is
+    noise, however exact the terms are: it needs a gradient no more exactly than products of matrices make it.
     """
     moments: set[str] = set()
-    for root in (node for node in view.nodes if node.op.label == "Sqrt"):
-        tensor = view.origin(root.inputs[0], MOVES_AND_PARTS | SCALES)
+    for output, inputs in earlier_versions(view).items():
+        tensor = view.origin(output, MOVES_AND_PARTS)
         total = view.producer.get(tensor)
         if total is None or total.op not in SUMS_OF_FEW or len(total.inputs) != 2:
             continue
-        for moment, added in (total.inputs, total.inputs[::-1]):
-            origin = view.origin(moment, MOVES | SCALES)
-            joined = view.producer.get(origin)
-            parts = joined.inputs if joined is not None and joined.op.label == "Concat" else (origin,)
-            if _is_square(added, view) and all(t in view.inputs for t in parts):
+        terms = [_unscaled(t, view) for t in total.inputs]
+        for moment, added in (terms, terms[::-1]):
+            joined, square = view.producer.get(moment), view.producer.get(added)
+            parts = joined.inputs if joined is not None and joined.op.label == "Concat" else (moment,)
+            if square is not None and view.power(square) == 2.0 and not set(inputs).isdisjoint(parts):
                 moments.add(tensor)
     return frozenset(moments)
 
 
-def _is_square(tensor: str, view: GraphView) -> bool:
-    """Whether a tensor is a square, up to views and factors."""
+def _unscaled(tensor: str, view: GraphView) -> str:
+    """The tensor behind views and factors that are one number."""
     producer = view.producer.get(tensor)
-    while producer is not None and view.power(producer) != 2.0:
-        varying = [t for t in producer.inputs if not view.is_constant(t)]
-        if producer.op not in MOVES | SCALES or not varying:
-            return False
-        producer = view.producer.get(varying[0])
-    return producer is not None
+    while producer is not None and producer.op in MOVES | SCALES:
+        data = producer.inputs[:1] if producer.op in MOVES else producer.inputs
+        wide = [t for t in data if view.tensors[t].elements != 1]
+        if len(wide) != 1:
+            break
+        tensor = wide[0]
+        producer = view.producer.get(tensor)
+    return tensor

@@ -111,7 +111,7 @@ def reduced_axes(node: OpNode, view: GraphView) -> list[int]:
     """The axes that a reduction is over, counted from the first; all where it names none."""
     rank = len(view.shape(node.inputs[0]) or ())
     own = view.values.get(node.inputs[1]) if len(node.inputs) > 1 else node.attributes.get("axes")
-    return sorted({int(axis) % rank for axis in own}) if own is not None and rank else [*range(rank)]
+    return sorted({int(axis) % rank for axis in own}) if own is not None and len(own) else [*range(rank)]
 
 
 def is_mean(node: OpNode) -> bool:

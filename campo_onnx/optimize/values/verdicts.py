@@ -15,7 +15,7 @@ from campo_onnx.optimize.values.loss_scale import loss_scaling
 from campo_onnx.optimize.values.masks import unknown_masks
 from campo_onnx.optimize.values.products import unknown_products
 from campo_onnx.optimize.values.ranges import DeclaredRange, value_ranges
-from campo_onnx.optimize.values.shares import means_removed
+from campo_onnx.optimize.values.removed_means import means_removed
 from campo_onnx.optimize.values.sizes import far_reaching, shrunken_values
 from campo_onnx.optimize.values.sums import Accumulated, long_sums, squares_summed
 from campo_onnx.optimize.values.survival import lost_values

@@ -14,7 +14,7 @@ from campo_onnx.optimize.plan.reason import Reason
 from tests.optimize.formulas import Case, f32, i64, normal
 from tests.optimize.small_steps import reasons
 
-XW = {"x": normal(64, 64, size=3.0), "w": normal(64, 64, size=1 / 8), "state": normal(64, 1) ** 2}
+XW = {"x": normal(64, 64, size=3.0), "w": normal(64, 64, size=1 / 8)}
 NUMBERS = {"half": f32(0.5), "eps": f32(1e-3), "small": f32(0.01), "two": f32(2), "one": f32(1)}
 
 # Products, sums and normalizations that a low precision is made for: nothing in them is needed more exactly.
@@ -33,9 +33,6 @@ HARMLESS = {
     "a gate": "g = Sigmoid(h) r = Sub(one, g) k = MatMul(w, x) a = Mul(r, k) b = Mul(g, h) y = Add(a, b)",
     "GELU as JAX writes it": "n = Neg(h) e = Erf(n) c = Sub(one, e) a = Mul(h, half) y = Mul(a, c)",
     "a step towards another": "k = MatMul(w, x) d = Sub(k, h) s = Mul(d, half) y = Add(h, s)",
-    "a sum that is divided by the root of a running mean of its squares, as Adam does": """p = Mul(h, w)
-        g = ReduceSum<keepdims = 1>(p, axis) a = Mul(state, half) q = Mul(g, g) b = Mul(q, half) m = Add(a, b)
-        c = Div(m, small) r = Sqrt(c) e = Add(r, eps) u = Div(g, e) y = Mul(h, u)""",
     "a rotation": """a, b = Split<axis = 1, num_outputs = 2>(h) c, s = Split<axis = 1, num_outputs = 2>(w)
         ac = Mul(a, c) bs = Mul(b, s) l = Sub(ac, bs) bc = Mul(b, c) as = Mul(a, s) r = Add(bc, as)
         y = Concat<axis = 1>(l, r)""",
@@ -49,6 +46,24 @@ def test_what_a_low_precision_is_made_for_stays_free(name, low):
     model = Case(f"h = MatMul(x, w) {HARMLESS[name]}", constants, XW).model
     assert Reason.ACCURACY not in reasons(model, low=low).values()
     assert Reason.LONG_SUM not in reasons(model, low=low).values()
+
+
+ADAM = """h = MatMul(x, w) p = Mul(h, w) g = ReduceSum<keepdims = 1>(p, axis) a = Mul(state, half)
+    q = Mul(g, g) b = Mul(q, half) m = Add(a, b) c = Div(m, small) r = Sqrt(c) e = Add(r, eps) u = Div(g, e)
+    y = Mul(h, u)"""
+
+
+@pytest.mark.parametrize("low", [Precision.FP16, Precision.BF16])
+def test_a_gradient_that_is_divided_by_the_root_of_its_own_squares_stays_free(low):
+    inputs = {**XW, "state": normal(64, 1) ** 2}
+    both_versions = Case(ADAM, {**NUMBERS, "axis": i64(1)}, inputs, "float[64,64] y, float[64,1] m").model
+    assert Reason.ACCURACY not in reasons(both_versions, low=low).values()
+
+
+@pytest.mark.parametrize("low", [Precision.FP16, Precision.BF16])
+def test_the_root_of_other_squares_is_no_such(low):
+    angle = "h = MatMul(x, w) a = Mul(x, x) b = Mul(h, h) n = Add(a, b) r = Sqrt(n) q = Div(x, r) y = Acos(q)"
+    assert reasons(Case(angle, {}, XW).model, low=low)["Div"] is Reason.ACCURACY
 
 
 def test_an_operator_brings_its_own():

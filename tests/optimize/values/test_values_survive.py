@@ -72,6 +72,10 @@ MUCH_ALIKE = {
     "lows": (FP16, BF16),
     "others": ", float loss",
 }
+BY_SHARE = MUCH_ALIKE | {
+    "inputs": f"{MUCH_ALIKE['inputs']}, float share",
+    "feeds": {**MUCH_ALIKE["feeds"], "share": np.float32(1 / 64)},
+}
 ROTARY = "cs = Cos(g) sn = Sin(g) a = Mul(x, cs) b = Mul(w, sn) y = Add(a, b)"
 FREQUENCIES = f(10000.0 ** (-np.arange(64) / 64))
 LOOP = """k = Loop(six, , h)<body = b (int64 i, bool cc, float[64,64] v) => (bool c2, float[64,64] o)
@@ -174,6 +178,16 @@ CASES = {
         GRADIENT + """mu = ReduceMean(x, zero) b = Sub(x, mu) s = Mul(b, small) i = Neg(g)
         t = ReduceMean(i, zero) q = Add(s, g) d = Add(q, t)""" + OF_WEIGHTS,
         SAMPLES | {"small": f(0.1)}, error=0.1, **MUCH_ALIKE,
+    ),
+    "the same in two parts, times a number that is an input": Case(
+        GRADIENT + """r = Reshape(g, parts) a = ReduceSum<keepdims=0>(r, one) t = ReduceSum(a, zero)
+        q = Mul(t, share) d = Sub(g, q)""" + OF_WEIGHTS,
+        {"zero": [0], "parts": [8, -1, 64], "one": [1]}, error=0.1, **BY_SHARE,
+    ),
+    "a softmax by hand beside an epsilon": Case(
+        BY_HAND.replace("p =", "b = Add(s, eps) p =").replace("(e, s) ", "(e, b) ") + BACKWARD
+        + "q = Mul(g, p) t = ReduceSum(q, ax) u = Mul(p, t) d = Sub(q, u) y = MatMul(d, k)",
+        AXIS | {"eps": f(1e-3)}, **ALIKE,
     ),
     # close to zero
     "the logarithm of a softmax by hand": Case(
@@ -346,7 +360,7 @@ def test_the_plan_says_why(name, reason):
     assert reason in reasons(made(CASES[name])).values()
 
 
-def test_of_the_gradient_of_a_softmax_only_the_sum_and_the_difference_stay_fp32():
+def test_of_the_gradient_of_a_softmax_the_sum_what_it_multiplies_and_the_difference_stay_fp32():
     verdicts = reasons(made(CASES["the same behind a mask of rows"]))
     exact = {name for name, reason in verdicts.items() if reason is Reason.REMOVED_MEAN}
     assert exact == {"ReduceSum", "Mul_2", "Sub"}  # t, u and d
@@ -437,3 +451,9 @@ def test_products_of_gradient_and_activation_that_are_added_by_hand():
     assert mixed.plan.decision["p"].decided_by is Reason.GRADIENT_PRODUCT
     expected, actual = run(model, feeds, here)["y"], run(emulate(mixed.model), feeds, here)["y"]
     assert np.linalg.norm(actual - expected) < 0.05 * np.linalg.norm(expected)
+
+
+def test_a_long_chain_of_masks_is_looked_at_once():
+    chain = " ".join(f"t{i + 1} = Where(c, t{i}, zero)" for i in range(1500))
+    model = made(Case(f"t0 = MatMul(x, w) {chain} y = Identity(t1500)", {"zero": f(0)}))
+    assert reasons(model)["MatMul"] is Reason.MARGIN_LOW

@@ -1,4 +1,4 @@
-"""Gradients less a mean of theirs: over the batch, or weighted by shares that add up to one."""
+"""Means that are taken off: over the batch, or weighted by shares that add up to one."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -21,6 +21,7 @@ _GATED = op_keys("com.microsoft:GatedAdd")  # x + y * gate
 _DIVIDES = op_keys("Div Reciprocal")
 _NORMALIZES_BY_MEAN = op_keys("BatchNormalization")
 _RANK_OF_TOKENS = 3  # samples, tokens, features; images have one more
+_MOST_FACTORS = 8  # a longer product counts as one factor
 
 
 class _Sum(NamedTuple):
@@ -63,6 +64,7 @@ class _Search:
         self._rows: set[str] = set()  # what is the same all along a row: sums, and what is computed of them
         self._summed: dict[str, str] = {}  # by its sum
         self._divided: set[str] = set()  # what is divided by its sum
+        self._origins: dict[str, str] = {}
 
     def add(self, node: OpNode) -> None:
         """Take in a product, a sum, or what is computed of sums only."""
@@ -70,23 +72,28 @@ class _Search:
             return
         output = node.outputs[0]
         origins = [self._origin(t) for t in node.inputs if t]
-        varying = [t for t in origins if not self._values.is_constant(t)]
+        varying = [t for t in origins if not self._values.is_constant(t) and not self._is_number(t)]
         wide = [t for t in varying if t not in self._rows]
         if node.op in _DIVIDES and (divided := self._summed.get(origins[-1])):
             self._divided.add(divided)
         if (summed := summed_input(node, self._view)) is not None:
             self._summed[output] = origins[0] if summed == node.inputs[0] else self._origin(summed)
-            terms = self._factors_of(self._summed[output])
+            earlier = self._sums.get(self._summed[output])  # a sum in two parts
+            terms = earlier.terms if earlier else self._factors_of(self._summed[output])
             self._sums[output] = _Sum(terms, is_over_samples=self._is_over_samples(node))
             self._rows.add(output)
         elif node.op in SCALES and (node.op.op_type == "Mul" or origins[1] not in wide):
             factors = frozenset[str]().union(*map(self._factors_of, wide))
             if (total := self._only_sum(origins if node.op.op_type == "Mul" else origins[:1])) is not None:
                 self._sums[output] = total._replace(factors=total.factors | factors)
-            elif wide:
+            elif wide and len(factors) <= _MOST_FACTORS:
                 self._factors[output] = factors
         if varying and not wide:
             self._rows.add(output)
+            if len(varying) == 1 and varying[0] in self._summed:  # a sum and an epsilon
+                self._summed.setdefault(output, self._summed[varying[0]])
+        if (origin := self._origin_behind(node)) is not None:
+            self._origins[output] = origin
 
     def removes_weighted_mean(self, node: OpNode) -> bool:
         """Whether a node takes a mean weighted by shares off what it is the mean of, or off its product."""
@@ -113,7 +120,7 @@ class _Search:
             producer = self._view.producer.get(tensor)
             if producer is not None and self._origin(tensor) in self._rows:
                 yield producer.name
-                walk.add(() if summed_input(producer, self._view) else producer.inputs)
+                walk.add(producer.inputs)
 
     def behind(self, node: OpNode) -> Iterator[str]:
         """Nodes between shares and a difference whose rounding is the same all along a row.
@@ -176,10 +183,18 @@ class _Search:
         producer = self._view.producer.get(tensor)
         return tensor in self._divided or (producer is not None and producer.op in SHARES)
 
+    def _is_number(self, tensor: str) -> bool:
+        info = self._view.tensors.get(tensor)
+        return info is not None and info.elements == 1
+
     def _origin(self, tensor: str) -> str:
-        tensor = self._view.origin(tensor, MOVES_AND_SIGNS)
-        producer = self._view.producer.get(tensor)
-        if producer is not None and producer.op.label == "Where":
-            varying = [t for t in producer.inputs[1:] if not self._values.is_constant(t)]
-            return self._origin(varying[0]) if len(varying) == 1 else tensor
-        return tensor
+        return self._origins.get(tensor, tensor)
+
+    def _origin_behind(self, node: OpNode) -> str | None:
+        """The origin of what a node only moves, changes the sign of, or replaces by constants in places."""
+        if node.op in MOVES_AND_SIGNS:
+            return self._origin(node.inputs[0])
+        if node.op.label != "Where":
+            return None
+        varying = [t for t in node.inputs[1:] if not self._values.is_constant(t)]
+        return self._origin(varying[0]) if len(varying) == 1 else None
