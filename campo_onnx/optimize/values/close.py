@@ -94,6 +94,8 @@ class _Close:
     def __init__(self, values: GraphValues) -> None:
         self._values, self._view, self._specs = values, values.view, current()
         self._raw = raw_inputs(values)
+        # A mask that is added has no temperature, whether its range is declared or not.
+        self._inputs = self._raw.union(self._view.data_inputs)
         self._weights = self._view.trained_inputs
         self._of_data = set(self._raw)
         self._forms = LinearForms(values)
@@ -170,7 +172,7 @@ class _Close:
         is_difference = self._signs.is_difference(node)
         if not is_difference and node.op not in _TELLS_APART:
             return False
-        if not is_difference and any(self._forms.scale_of(t, self._raw) > _STEEP for t in varying):
+        if not is_difference and any(self._forms.scale_of(t, self._inputs) > _STEEP for t in varying):
             return True
         ranges = self._values.of(varying)
         are_far = any(map(self._forms.is_far_from_zero, varying))

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import onnx.parser
 import pytest
 
@@ -11,6 +12,7 @@ from campo_onnx.ops.registry import also
 from campo_onnx.ops.spec import Family, OpSpec
 from campo_onnx.ops.values.asks import logarithm
 from campo_onnx.optimize.plan.reason import Reason
+from campo_onnx.optimize.values.ranges import DeclaredRange
 from tests.optimize.formulas import Case, f32, i64, normal
 from tests.optimize.small_steps import reasons
 
@@ -64,6 +66,14 @@ def test_a_gradient_that_is_divided_by_the_root_of_its_own_squares_stays_free(lo
 def test_the_root_of_other_squares_is_no_such(low):
     angle = "h = MatMul(x, w) a = Mul(x, x) b = Mul(h, h) n = Add(a, b) r = Sqrt(n) q = Div(x, r) y = Acos(q)"
     assert reasons(Case(angle, {}, XW).model, low=low)["Div"] is Reason.ACCURACY
+
+
+@pytest.mark.parametrize("ranges", [{}, {"m": DeclaredRange(lowest=0.0, highest=1.0)}])
+def test_a_softmax_behind_a_mask_stays_free(ranges):
+    mask = "h = MatMul(x, w) d = Sub(one, m) a = Mul(d, masked) s = Add(h, a) y = Softmax(s)"
+    inputs = {**XW, "m": np.ones((1, 64), np.float32)}
+    model = Case(mask, {"one": f32(1), "masked": f32(-1e4)}, inputs).model
+    assert Reason.ACCURACY not in reasons(model, ranges=ranges).values()
 
 
 def test_an_operator_brings_its_own():
