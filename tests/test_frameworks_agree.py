@@ -9,12 +9,15 @@ from campo_onnx.optimize.lists.patterns.findings import Finding
 LARGE_FLOPS = 1e8
 """Below it a product takes about as long as its launch, and its neighbours' casts decide about it."""
 
-SMALL_SHARE = 0.04
+SMALL_SHARE = 0.02
 """Of the step: what may be left to costs in one role of one graph where another graph is low."""
 
 IN_PIECES = ("attention", "h200")
 """ORTModule's gradient of a softmax is one kernel, which adds up in FP32. In pieces its sum and difference
-stay FP32, and on a device whose products gain little a product beside them stays there as well."""
+stay FP32, and on a device whose products gain little, products beside them are left to costs as well."""
+
+SHARE_IN_PIECES = 0.04
+COSTS = "casts would cost more than low precision gains"
 
 EXPLAINED = {
     Finding.SQUARES,
@@ -31,7 +34,7 @@ EXPLAINED = {
     "squares of unknown size that are summed",
     "sums of thousands of values",
     "an operator ONNX has no schema for",
-    "casts would cost more than low precision gains",
+    COSTS,
     "not between low nodes",
     "means that are taken off, which would be off all along a row",
 }
@@ -70,10 +73,11 @@ def test_the_products_of_a_network_are_the_same_in_every_graph(optimal):
 
 def test_products_get_the_same_precision_in_every_graph(agreements):
     for a in agreements:
-        if (a.network, a.device) == IN_PIECES:
-            continue
+        in_pieces = (a.network, a.device) == IN_PIECES
         for role, by in large_products(a).items():
-            assert len({share.precision for share in by.values()}) == 1, f"{a.network} {a.device}: {role}"
+            differs = len({share.precision for share in by.values()}) > 1
+            reasons = {why for share in by.values() for why in share.why_fp32}
+            assert not differs or (in_pieces and reasons == {COSTS}), f"{a.network} {a.device}: {role}"
 
 
 def test_large_products_are_low_in_every_graph(optimal):
@@ -117,7 +121,8 @@ def test_what_the_exact_plans_leave_to_costs_is_small(agreements):
             if a.strategy != "optimal" or role.kind == roles.LAYOUT or not compared.differs(by):
                 continue
             for framework, share in by.items():
-                bound_us = SMALL_SHARE * share.plan.predicted_us
+                in_pieces = (a.network, a.device) == IN_PIECES
+                bound_us = (SHARE_IN_PIECES if in_pieces else SMALL_SHARE) * share.plan.predicted_us
                 assert share.left_to_costs_us <= bound_us, f"{a.network} {a.device} {framework} {role}"
 
 

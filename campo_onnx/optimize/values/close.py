@@ -94,7 +94,7 @@ class _Close:
     def __init__(self, values: GraphValues) -> None:
         self._values, self._view, self._specs = values, values.view, current()
         self._raw = raw_inputs(values)
-        # A mask that is added has no temperature, whether its range is declared or not.
+        # The factor of an additive mask is not a temperature, with or without a declared range.
         self._inputs = self._raw.union(self._view.data_inputs)
         self._weights = self._view.trained_inputs
         self._of_data = set(self._raw)

@@ -37,7 +37,8 @@ def means_removed(values: GraphValues) -> Mapping[str, str]:
 
     Rows of keys and values that are much alike give a gradient ``g`` of which most is the same all along a
     row, and cancels. A rounded sum leaves the same part of it in the whole row, which adds up in the product
-    that follows. Roundings of ``y``, ``g`` and ``y * g`` differ from element to element, and average out.
+    that follows. Roundings of ``g`` and ``y * g`` differ from element to element, and average out. Those of
+    ``y`` do, too, unless shares are much alike and round alike, which is not looked for.
 
     Shares ``y`` come from a softmax, or are ``e / sum(e)``; factors that are the same all along a row do not
     count. Means are those over samples and tokens, which the gradient of a weight sums over. Not meant are
@@ -153,7 +154,7 @@ class _Search:
             yield from ((x, y) for x, y in ((a, b), (b, a)) if x in self._sums)
 
     def _addends(self, tensor: str) -> Iterator[frozenset[str]]:
-        """The factors of a tensor, and of the two that it is the sum of: one may be known to have no mean."""
+        """Factors of a tensor and, where it is a sum of two, of each term: the other's mean may be zero."""
         yield self._factors_of(tensor)
         producer = self._view.producer.get(tensor)
         if producer is not None and producer.op in SUMS_OF_FEW:

@@ -174,7 +174,7 @@ CASES = {
         SAMPLES | {"ones": np.ones(64, np.float32), "zeros": np.zeros(64, np.float32)}, error=0.1,
         **MUCH_ALIKE,
     ),
-    "the same beside what has no mean": Case(
+    "the same beside a term whose mean is zero": Case(
         GRADIENT + """mu = ReduceMean(x, zero) b = Sub(x, mu) s = Mul(b, small) i = Neg(g)
         t = ReduceMean(i, zero) q = Add(s, g) d = Add(q, t)""" + OF_WEIGHTS,
         SAMPLES | {"small": f(0.1)}, error=0.1, **MUCH_ALIKE,
