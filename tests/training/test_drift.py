@@ -90,6 +90,27 @@ def test_choices_show_when_the_inputs_are_rounded():
     assert given.error_of_rounding(Precision.FP16)["plain"] < 1e-3
 
 
+@pytest.mark.parametrize("place", range(8))
+def test_one_choice_at_its_edge_says_nothing_of_what_fp32_loses(place):
+    """Of three runs that differ in last bits, two choose alike."""
+    x = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+    z = x + np.float32(0.5)
+    z[0, place] = x[0, place]
+    assert 0 < reference(CHOICE, {"x": x, "z": z}).own_error["chosen"] < 1e-6
+
+
+CANCELS = """(float[4,8] x, float[4,8] z) => (float[4,8] gradient, float[4,8] rest)
+             { gradient = Mul(x, x) s = Add(x, z) q = Mul(s, s) rest = Sub(q, gradient) }"""
+
+
+def test_what_fp32_hardly_knows_is_not_held_against_the_size_of_its_kind():
+    """(x + z)^2 - x^2, where z is a thousandth of x: FP32 knows it to 1e-4, so to lose all of it counts."""
+    given = reference(CANCELS, {"x": X, "z": 1e-3 * X[::-1].copy()})
+    assert 1 / FEWER_BITS / 10 < given.own_error["rest"] < 1e-3
+    off = {**given.outputs, "rest": np.zeros_like(X)}
+    assert given.drift_of(off)["rest"] == pytest.approx(1 / (10 * FEWER_BITS * given.own_error["rest"]))
+
+
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 def test_what_is_not_finite_is_infinitely_far(value):
     given = reference(TWO, {"x": X, "z": X})

@@ -17,6 +17,7 @@ from campo_onnx.optimize.values.sum_ops import (
 )
 from campo_onnx.optimize.values.walk import Labels, carried
 
+_GRADIENTS = op_keys("com.microsoft:SoftmaxGrad com.microsoft:SoftmaxGrad_13")
 _GATED = op_keys("com.microsoft:GatedAdd")  # x + y * gate
 _DIVIDES = op_keys("Div Reciprocal")
 _NORMALIZES_BY_MEAN = op_keys("BatchNormalization")
@@ -33,12 +34,12 @@ class _Sum(NamedTuple):
 
 
 def means_removed(values: GraphValues) -> Mapping[str, str]:
-    """Find the sums and differences of ``y * g - y * sum(y * g)``, ``g - sum(y * g)`` and ``g - mean(g)``.
+    """Find shares, sums and differences of ``y * g - y * sum(y * g)``, ``g - sum(y * g)``, ``g - mean(g)``.
 
     Rows of keys and values that are much alike give a gradient ``g`` of which most is the same all along a
     row, and cancels. A rounded sum leaves the same part of it in the whole row, which adds up in the product
-    that follows. Roundings of ``g`` and ``y * g`` differ from element to element, and average out. Those of
-    ``y`` do, too, unless shares are much alike and round alike, which is not looked for.
+    that follows, and so do shares ``y`` that are alike, as attention begins with: they round alike, and no
+    longer add up to one. Roundings of ``g`` and ``y * g`` differ from element to element, and average out.
 
     Shares ``y`` come from a softmax, or are ``e / sum(e)``; factors that are the same all along a row do not
     count. Means are those over samples and tokens, which the gradient of a weight sums over. Not meant are
@@ -98,6 +99,8 @@ class _Search:
 
     def removes_weighted_mean(self, node: OpNode) -> bool:
         """Whether a node takes a mean weighted by shares off what it is the mean of, or off its product."""
+        if node.op in _GRADIENTS:
+            return True
         if node.op in _GATED:
             base, *factors = (self._origin(t) for t in node.inputs)
             total = self._only_sum(factors)
@@ -124,14 +127,17 @@ class _Search:
                 walk.add(producer.inputs)
 
     def behind(self, node: OpNode) -> Iterator[str]:
-        """Nodes between shares and a difference whose rounding is the same all along a row.
+        """Nodes from shares to a difference whose rounding is the same all along a row.
 
-        They are sums, what is computed of sums only, and what multiplies by it.
+        They are the softmax, sums, what is computed of sums only, and what multiplies by it.
         """
         walk = Walk(node.inputs)
         for tensor in walk:
             producer = self._view.producer.get(tensor)
             if producer is None:
+                continue
+            if producer.op in SHARES:
+                yield producer.name
                 continue
             origin = self._origin(tensor)
             by_rows = not self._rows.isdisjoint(map(self._origin, producer.inputs))

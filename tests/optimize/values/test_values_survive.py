@@ -136,6 +136,10 @@ CASES = {
         SHARES + BACKWARD + "q = Mul(g, p) t = ReduceSum(q, ax) u = Mul(p, t) d = Sub(q, u) y = MatMul(d, k)",
         AXIS, **ALIKE,
     ),
+    "the same of shares that are alike": Case(
+        SHARES + BACKWARD + "q = Mul(g, p) t = ReduceSum(q, ax) u = Mul(p, t) d = Sub(q, u) y = MatMul(d, k)",
+        AXIS, error=0.022, **(ALIKE | {"feeds": ALIKE["feeds"] | {"x": X / 10}}),
+    ),
     "the same behind a mask of rows": Case(
         SHARES.replace(" p =", " a =") + "b = ReduceMax(h, ax) r = Less(b, o) p = Where(r, o, a) "
         + BACKWARD + "q = Mul(g, p) t = ReduceSum(q, ax) u = Mul(p, t) d = Sub(q, u) y = MatMul(d, k)",
@@ -360,10 +364,17 @@ def test_the_plan_says_why(name, reason):
     assert reason in reasons(made(CASES[name])).values()
 
 
-def test_of_the_gradient_of_a_softmax_the_sum_what_it_multiplies_and_the_difference_stay_fp32():
+def test_of_the_gradient_of_a_softmax_shares_sum_what_it_multiplies_and_difference_stay_fp32():
     verdicts = reasons(made(CASES["the same behind a mask of rows"]))
     exact = {name for name, reason in verdicts.items() if reason is Reason.REMOVED_MEAN}
-    assert exact == {"ReduceSum", "Mul_2", "Sub"}  # t, u and d
+    assert exact == {"Softmax", "ReduceSum", "Mul_2", "Sub"}  # a, t, u and d
+
+
+def test_the_gradient_of_a_softmax_in_one_node_reads_exact_shares():
+    body = SHARES + BACKWARD + "d = com.microsoft.SoftmaxGrad_13<axis=-1>(g, p) y = MatMul(d, k)"
+    verdicts = reasons(made(Case(body, **ALIKE)))
+    exact = {name for name, reason in verdicts.items() if reason is Reason.REMOVED_MEAN}
+    assert exact == {"Softmax", "SoftmaxGrad_13"}
 
 
 @pytest.mark.parametrize(("axes", "is_exact"), [([0], True), ([1], False), ([0, 1], False)])
