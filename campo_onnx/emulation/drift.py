@@ -122,7 +122,7 @@ class Reference:
         return errors
 
     def _moved_in_last_bit(self, seed: int) -> Iterator[tuple[str, NDArray[Any]]]:
-        """What floating-point outputs move by when every value changes in its last bit."""
+        """Differences of floating-point outputs when every value changes in its last bit."""
         changed, feeds = _with_weights_changed(self.model, seed=seed + 1), _changed(self.feeds, seed=seed)
         for name, value in self.run(changed, feeds):
             if self._sizes.get(name):
@@ -155,7 +155,7 @@ class Reference:
         return worst
 
     def _moved(self, name: str, again: NDArray[Any], feeds: Arrays) -> NDArray[Any]:
-        """What an output, or its change by the step, moves by."""
+        """Difference of an output, or of its change by the step, from that of the batch."""
         moved: NDArray[Any] = again.astype(np.float64) - self.outputs[name].astype(np.float64)
         if base := self._base_of.get(name):
             moved -= feeds[base].astype(np.float64) - self.feeds[base]
