@@ -211,10 +211,18 @@ class GraphView:
 
     @cached_property
     def data_inputs(self) -> tuple[str, ...]:
-        """FP32 inputs that are neither scalars nor trained: an output has the shape of what is trained."""
-        trained = {self.shape(t) for t in self.outputs if self.is_float32(t)}
-        arrays = (t for t in self.inputs if self.is_float32(t) and self.tensors[t].elements != 1)
-        return tuple(t for t in arrays if self.shape(t) not in trained)
+        """FP32 inputs that are neither scalars nor trained.
+
+        An output has the shape of what is trained; where its name holds that of one input of this shape, the
+        others are data: buffers and batches.
+        """
+        arrays = [t for t in self.inputs if self.is_float32(t) and self.tensors[t].elements != 1]
+        trained: set[str] = set()
+        for output in filter(self.is_float32, self.outputs):
+            alike = [t for t in arrays if self.shape(t) == self.shape(output)]
+            best = max(alike, key=lambda t: _share_of_name(t, output), default="")
+            trained.update([best] if best and _share_of_name(best, output) else alike)
+        return tuple(t for t in arrays if t not in trained)
 
     @cached_property
     def trained_inputs(self) -> frozenset[str]:
@@ -239,6 +247,15 @@ class GraphView:
             digest.update(json.dumps(row).encode())
             digest.update(str([self.shape(t) for t in node.outputs]).encode())
         return digest.hexdigest()
+
+
+def _share_of_name(tensor: str, output: str) -> int:
+    """Count the letters of a name, but for its first part perhaps, that another begins or ends with."""
+    for name in filter(None, (tensor, tensor.partition(".")[2])):
+        rests = (output.removeprefix(name), output.removesuffix(name)[::-1])
+        if any(len(rest) < len(output) and not rest[:1].isalnum() for rest in rests):
+            return len(name)
+    return 0
 
 
 def _fingerprint(value: Any) -> str:

@@ -43,6 +43,28 @@ def test_sizes(dtype, shape, nbytes):
     assert tensor(int(dtype), shape).nbytes == nbytes
 
 
+@pytest.mark.parametrize(
+    ("output", "data"),
+    [
+        ("grad.fc.bias", ("buf.mean", "input.x")),
+        ("new.fc.bias", ("buf.mean", "input.x")),
+        ("buf_out.mean", ("param.fc.bias", "input.x")),
+        ("param.fc.bias_grad", ("buf.mean", "input.x")),
+        ("g", ("input.x",)),
+    ],
+)
+def test_an_input_is_data_unless_an_output_has_its_shape_and_perhaps_its_name(model_text, output, data):
+    text = """g (float[4] p, float[4] m, float[2, 4] x) => (float[4] o)
+        { a = Add(p, m) b = Add(a, x) i = Constant<value_ints = [0]>() o = ReduceSum<keepdims = 0>(b, i) }"""
+    model = model_text(text)
+    names = {"p": "param.fc.bias", "m": "buf.mean", "x": "input.x", "o": output}
+    for value in (*model.graph.input, *model.graph.output):
+        value.name = names[value.name]
+    for node in model.graph.node:
+        node.input[:], node.output[:] = ([names.get(t, t) for t in ts] for ts in (node.input, node.output))
+    assert import_model(model).view.data_inputs == data
+
+
 def test_readings_are_listed_by_position(model_text):
     view = import_model(model_text(GRAPH), {"N": 2}).view
     assert view.consumers["h"] == (Use("b", 0), Use("b", 1))
