@@ -45,6 +45,12 @@ class Family(Enum):
     OTHER = "others"
 
 
+PRODUCTS_AND_NORMS = frozenset(
+    {Family.MATRIX_PRODUCT, Family.CONVOLUTION, Family.RECURRENT, Family.ATTENTION, Family.NORMALIZATION}
+)
+"""Families whose results are no more exact than their inputs are: rounding these once more is as good."""
+
+
 class Movement(Enum):
     """The way in which an operator that computes nothing arranges the elements of its first input."""
 

@@ -194,10 +194,59 @@ def _counts() -> tuple[nn.Module, Callable[..., Any], list[Any], list[Any]]:
     return module, loss, [torch.randn(64, 16)], [torch.poisson(torch.rand(64, 20) * 2)]
 
 
+def _learned(loss: Callable[..., Any]) -> tuple[nn.Module, Callable[..., Any], list[Any], list[Any]]:
+    """A network that has learned its labels: its gradients are as small as sigmoids are close to 0 and 1."""
+    module = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 8))
+    x, labels = torch.randn(64, 64), (torch.rand(64, 8) > 0.5).float()
+    optimizer = torch.optim.Adam(module.parameters(), 3e-3)
+    for _ in range(200):
+        optimizer.zero_grad()
+        F.binary_cross_entropy_with_logits(module(x), labels).backward()
+        optimizer.step()
+    return module, loss, [x], [labels]
+
+
+def _learned_labels() -> tuple[nn.Module, Callable[..., Any], list[Any], list[Any]]:
+    return _learned(F.binary_cross_entropy_with_logits)
+
+
+def _learned_rare_labels() -> tuple[nn.Module, Callable[..., Any], list[Any], list[Any]]:
+    rarity = torch.arange(1.0, 9.0)
+    return _learned(lambda z, y: F.binary_cross_entropy_with_logits(z, y, pos_weight=rarity))
+
+
+def _learned_regions() -> tuple[nn.Module, Callable[..., Any], list[Any], list[Any]]:
+    def dice(z: Any, y: Any) -> Any:
+        shares = torch.sigmoid(z)
+        return 1 - ((2 * (shares * y).sum(0) + 1) / (shares.sum(0) + y.sum(0) + 1)).mean()
+
+    return _learned(dice)
+
+
+class _Units(nn.Module):
+    """A network of data in units of their own, whose statistics have the shape of a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 8))
+        self.register_buffer("mean", torch.tensor([280.0, 101325.0, 5e4, 5.0, 0.5, 250.0, 2e5, 1975.0]))
+        self.register_buffer("deviation", torch.tensor([10.0, 1e3, 3e3, 5.0, 0.1, 15.0, 9e4, 20.0]))
+
+    def forward(self, x: Any) -> Any:
+        return self.inner((x - self.mean) * (1 / self.deviation))
+
+
+def _units_of_their_own() -> tuple[nn.Module, Callable[..., Any], list[Any], list[Any]]:
+    module = _Units()
+    x = module.mean + module.deviation * torch.randn(256, 8)
+    return module, F.mse_loss, [x], [torch.randn(256, 8)]
+
+
 STEPS = (
     *(_similar_pictures, _similar_in_a_buffer, _registered_pictures, _close_embeddings, _close_by_einsum),
     *(_small_angles, _close_by_bmm, _similar_embeddings, _similar_by_norms),
     *(_pooled_by_shares, _correlated_outputs, _counts),
+    *(_learned_labels, _learned_rare_labels, _learned_regions, _units_of_their_own),
 )
 
 CASES = [("optimal", step) for step in STEPS] + [
@@ -217,7 +266,17 @@ def test_loss_and_gradients_of_weights_are_those_of_fp32(
     _check(step, low, strategy, scaled=True)
 
 
-@pytest.mark.parametrize("step", [_close_by_einsum, _close_by_bmm, _similar_by_norms, _pooled_by_attention])
+@pytest.mark.parametrize(
+    "step",
+    [
+        _close_by_einsum,
+        _close_by_bmm,
+        _similar_by_norms,
+        _pooled_by_attention,
+        _learned_labels,
+        _learned_regions,
+    ],
+)
 def test_bf16_needs_no_loss_scale(step: Callable[[], Any]) -> None:
     _check(step, Precision.BF16, "optimal", scaled=False)
 

@@ -13,7 +13,7 @@ from onnx import TensorProto
 
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.ops.registry import current
-from campo_onnx.ops.spec import Family, OpSpec
+from campo_onnx.ops.spec import PRODUCTS_AND_NORMS, OpSpec
 from campo_onnx.ops.values.need import NOTHING, Need, Needs
 from campo_onnx.ops.values.range import ValueRange
 from campo_onnx.optimize.plan.reason import Reason, Verdict
@@ -24,11 +24,6 @@ from campo_onnx.optimize.values.sum_ops import MOVES, MOVES_AND_PARTS, SCALES, S
 
 _ROUNDINGS = 16.0
 """The relative error of a result that is tolerated, in roundings of the low precision."""
-
-_OF_THEIR_OWN = frozenset(
-    {Family.MATRIX_PRODUCT, Family.CONVOLUTION, Family.RECURRENT, Family.ATTENTION, Family.NORMALIZATION}
-)
-"""Families whose results are no more exact than their inputs are: rounding these once more is as good."""
 
 _COUNTED = frozenset({TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64})
 _MOST_NEEDS = 4
@@ -72,7 +67,9 @@ class _Backward:
         ports = self._values.ports[node.name]
         for tensor, one in requests:
             is_kept = (
-                spec.family not in _OF_THEIR_OWN or one.need.is_place or self._passed(node, spec, tensor, one)
+                spec.family not in PRODUCTS_AND_NORMS
+                or one.need.is_place
+                or self._passed(node, spec, tensor, one)
             )
             if is_kept and any(node.outputs[i] == tensor for i in ports.low_outputs):
                 self._keep(node, tensor, one)

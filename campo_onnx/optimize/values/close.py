@@ -11,6 +11,7 @@ from campo_onnx.ir.view import OpNode
 from campo_onnx.ir.walk import Walk
 from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.registry import current, having
+from campo_onnx.ops.spec import PRODUCTS_AND_NORMS
 from campo_onnx.ops.values.need import EXACT, Need, Needs, have_one_sign
 from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.values.functions import Functions, Signs
@@ -71,6 +72,8 @@ def close_differences(values: GraphValues, sums: Accumulated) -> Mapping[str, Ne
     - Of functions of the same values: x - sin(x), k * log(r) - r.
     - Of data as it comes in, which nothing has rounded yet, and in an order of what is computed of it.
     - Of statistics, in the backward pass: what a difference of them leaves of a gradient.
+    - Of what the loss is computed of, in the backward pass: once a network has learned y, ``sigmoid(x) - y``
+      is small, and so is the slope ``1 - sigmoid(x)``.
     - Of what is asked whether it is infinite: it overflows in a narrow precision. Or not a number, as
       the difference of two such values is.
     - Of long sums of one sign: 500 log-probabilities are off by 0.25 in FP16, and another model's
@@ -98,6 +101,7 @@ class _Close:
         self._inputs = self._raw.union(self._view.data_inputs)
         self._weights = self._view.trained_inputs
         self._of_data = set(self._raw)
+        self._of_loss = _beside_loss(values)
         self._forms = LinearForms(values)
         self._forward = {node.name for node in values.forward_nodes}
         self._offsets: dict[str, float] = {}  # the constant in data, where the data itself is of size 1
@@ -116,7 +120,8 @@ class _Close:
         cancels = self._forms.add(node) and len(set(node.inputs)) > 1  # x - x tells NaN from numbers
         meets = self._functions.meet(node)
         is_variance = meets and self._functions.are_sums(varying)  # in a backward pass, too: computed again
-        need = EXACT if cancels or is_variance or self._is_of_data(node, varying) else None
+        is_slope = self._is_slope_of_loss(node, varying)
+        need = EXACT if cancels or is_variance or is_slope or self._is_of_data(node, varying) else None
         if node.name in self._forward:
             self.gradients.add_forward(node)
         if node.name in self._forward and varying:
@@ -233,6 +238,14 @@ class _Close:
         is_sum = node.op.label == "Softmax" or self._view.origin(divisor, MOVES) in self._statistics
         return bool(sources) and is_sum and self.gradients.sources(divisor) == sources <= self._weights
 
+    def _is_slope_of_loss(self, node: OpNode, varying: list[str]) -> bool:
+        """Whether a node of the backward pass takes a difference of what the loss is computed of alone."""
+        is_followed = not varying or self._functions.are_placed(node)
+        if node.name in self._forward or not is_followed or not self._of_loss.issuperset(varying):
+            return False
+        self._of_loss.update(filter(self._view.is_float32, node.outputs))
+        return self._signs.is_difference(node) and not self._of_data.issuperset(varying)
+
     def _is_of_data(self, node: OpNode, varying: list[str]) -> bool:
         """Whether a node subtracts, bends or compares only data that nothing has rounded yet."""
         view = self._view
@@ -240,6 +253,9 @@ class _Close:
             return True
         if node.op.label == "Div" and node.inputs[1] in varying:
             return not self._raw.isdisjoint(varying)
+        if node.op.label == "Mul" and len(varying) == 2 and self._of_data.issuperset(varying):
+            producers = (view.producer.get(view.origin(t, MOVES)) for t in self._raw.intersection(varying))
+            return any(one is not None and one.op in SUMS_OF_FEW for one in producers)  # (x - mean) * rstd
         if self._signs.is_difference(node) and len(varying) == 2 and self._of_data.issuperset(varying):
             return True
         if not varying or not self._raw.issuperset(varying):
@@ -253,6 +269,18 @@ class _Close:
         if node.op.label == "Cast":
             return view.tensors[node.outputs[0]].dtype in _INTEGERS
         return self._specs.spec(node.op).asks_accuracy is not None
+
+
+def _beside_loss(values: GraphValues) -> set[str]:
+    """Tensors that the loss is computed of, back to the last products of matrices and normalizations."""
+    view, specs, tensors = values.view, current(), set[str]()
+    forward = values.scaling.forward
+    for node in reversed(list(values.forward_nodes)) if forward else ():
+        readers = (use.node for t in node.outputs if t for use in view.consumers.get(t, ()))
+        leads_to_loss = forward.isdisjoint(readers) or not tensors.isdisjoint(node.outputs)
+        if leads_to_loss and specs.spec(node.op).family not in PRODUCTS_AND_NORMS:
+            tensors.update(filter(view.is_float32, (*node.inputs, *node.outputs)))
+    return tensors
 
 
 def _of_sums(node: OpNode, values: GraphValues, sums: Accumulated) -> Need | None:

@@ -1,5 +1,6 @@
 """Tensors as sums of others: what a difference of two of them leaves of a term that both have."""
 
+import math
 from collections.abc import Container, Mapping
 
 from campo_onnx.ir.view import OpNode
@@ -45,6 +46,7 @@ class LinearForms:
                 self._scale(node, node.inputs[0], 1.0 / factors[1] if node.op.label == "Div" else factors[1])
             elif node.op.label == "Mul":
                 self._multiply(node, factors[0])
+            self._scale_by_table(node)
         elif node.op in SUMS and (summed := summed_input(node, view)) is not None:
             over = f"{node.op.label}{node.inputs[1:]}{sorted(node.attributes.items())}"
             self._forms[node.outputs[0]] = {f"{over} {t}" if t else t: c for t, c in self._of(summed).items()}
@@ -84,6 +86,17 @@ class LinearForms:
         elif _is_far(a) and _is_far(b):  # (1 + s) * (1 + t)
             size = abs(b[""]) * _size(a) + abs(a[""]) * _size(b)
             self._forms[node.outputs[0]] = {"": a[""] * b[""], node.outputs[0]: size}
+
+    def _scale_by_table(self, node: OpNode) -> None:
+        """Follow a product with several numbers, or a quotient: it has a size, and cancels with nothing."""
+        data = self._view.data_inputs
+        for place in (1,) if node.op.label == "Div" else (0, 1):
+            table, form = self._values.range(node.inputs[place]), self._of(node.inputs[1 - place])
+            size = _size({term: factor for term, factor in form.items() if term not in data})
+            is_table = self._values.is_constant(node.inputs[place]) and table.lowest != table.highest
+            if is_table and size and math.isfinite(table.magnitude):
+                factor = 1.0 / table.smallest if node.op.label == "Div" else table.magnitude
+                self._forms[node.outputs[0]] = {node.outputs[0]: factor * size}
 
     def _add_sum(self, node: OpNode) -> bool:
         signs = (1.0, -1.0 if node.op.label == "Sub" else 1.0)

@@ -14,7 +14,7 @@ from campo_onnx.ops.values.asks import logarithm
 from campo_onnx.optimize.plan.reason import Reason
 from campo_onnx.optimize.values.ranges import DeclaredRange
 from tests.optimize.formulas import Case, f32, i64, normal
-from tests.optimize.small_steps import reasons
+from tests.optimize.small_steps import model_of, reasons
 
 XW = {"x": normal(64, 64, size=3.0), "w": normal(64, 64, size=1 / 8)}
 NUMBERS = {"half": f32(0.5), "eps": f32(1e-3), "small": f32(0.01), "two": f32(2), "one": f32(1)}
@@ -74,6 +74,30 @@ def test_a_softmax_behind_a_mask_stays_free(ranges):
     inputs = {**XW, "m": np.ones((1, 64), np.float32)}
     model = Case(mask, {"one": f32(1), "masked": f32(-1e4)}, inputs).model
     assert Reason.ACCURACY not in reasons(model, ranges=ranges).values()
+
+
+@pytest.mark.parametrize(("gate", "is_free"), [("k = MatMul(g, w)", True), ("k = Mul(g, g)", False)])
+def test_what_a_gate_lacks_to_one_counts_only_where_the_loss_reads_the_gate(gate, is_free):
+    step = f"""h = MatMul(x, w) g = Sigmoid(h) {gate} loss = ReduceMean<keepdims = 0>(k) d = Mul(w, scale)
+        r = Sub(one, g) s = Mul(g, r) e = Mul(d, s) y = MatMul(x, e)"""
+    model = model_of(
+        step,
+        {"one": f32(1)},
+        inputs="float[64,64] x, float[64,64] w, float scale",
+        outputs="float loss, float[64,64] y",
+    )
+    reason = next(r for name, r in reasons(model).items() if name.startswith("Sub"))
+    assert (reason is not Reason.ACCURACY) is is_free
+
+
+@pytest.mark.parametrize(
+    ("op", "largest", "is_free"), [("Mul", 8, True), ("Mul", 127, False), ("Div", 127, True)]
+)
+def test_a_table_of_large_factors_before_a_softmax_is_a_low_temperature(op, largest, is_free):
+    table = np.linspace(largest, -largest, 64, dtype=np.float32)
+    scores = f"h = MatMul(x, w) k = {op}(h, table) d = Sub(k, w) y = Softmax(d)"
+    every = reasons(Case(scores, {"table": table}, XW).model)
+    assert (Reason.ACCURACY not in every.values()) is is_free
 
 
 def test_an_operator_brings_its_own():
