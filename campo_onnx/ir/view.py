@@ -217,11 +217,15 @@ class GraphView:
         others are data: buffers and batches.
         """
         arrays = [t for t in self.inputs if self.is_float32(t) and self.tensors[t].elements != 1]
+        alike: dict[tuple[int, ...] | None, dict[str, str]] = {}  # by shape and name
+        for name_of in (str, lambda t: t.partition(".")[2]):
+            for tensor in arrays:
+                alike.setdefault(self.shape(tensor), {}).setdefault(name_of(tensor), tensor)
         trained: set[str] = set()
         for output in filter(self.is_float32, self.outputs):
-            alike = [t for t in arrays if self.shape(t) == self.shape(output)]
-            best = max(alike, key=lambda t: _share_of_name(t, output), default="")
-            trained.update([best] if best and _share_of_name(best, output) else alike)
+            named = alike.get(self.shape(output), {})
+            one = next((named[part] for part in _parts_of_name(output) if part in named), None)
+            trained.update(named.values() if one is None else [one])
         return tuple(t for t in arrays if t not in trained)
 
     @cached_property
@@ -249,13 +253,10 @@ class GraphView:
         return digest.hexdigest()
 
 
-def _share_of_name(tensor: str, output: str) -> int:
-    """Count the letters of a name, but for its first part perhaps, that another begins or ends with."""
-    for name in filter(None, (tensor, tensor.partition(".")[2])):
-        rests = (output.removeprefix(name), output.removesuffix(name)[::-1])
-        if any(len(rest) < len(output) and not rest[:1].isalnum() for rest in rests):
-            return len(name)
-    return 0
+def _parts_of_name(name: str) -> list[str]:
+    """Heads and tails of a name, cut between words; the longest first."""
+    cuts = [i for i in range(1, len(name)) if not (name[i - 1].isalnum() and name[i].isalnum())]
+    return sorted({name, *(name[:i] for i in cuts), *(name[i:] for i in cuts)}, key=len, reverse=True)
 
 
 def _fingerprint(value: Any) -> str:
