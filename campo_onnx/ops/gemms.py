@@ -193,7 +193,7 @@ def rnn(signature: Signature, data: Shape, weight: Shape, recurrence: Shape) -> 
 
 def einsum(signature: Signature, *shapes: Shape) -> tuple[GemmShape, ...]:
     """Pairwise from left to right; a single operand is only moved and summed: no product."""
-    terms, result = _einsum_terms(signature.attributes["equation"], shapes)
+    terms, result = einsum_terms(signature.attributes["equation"], shapes)
     sizes: dict[str, int] = {}
     for term, shape in zip(terms, shapes, strict=True):
         for label, size in zip(term, shape, strict=True):
@@ -214,7 +214,7 @@ def _size(labels: set[str], sizes: Mapping[str, int]) -> int:
     return math.prod(sizes[label] for label in labels)
 
 
-def _einsum_terms(equation: str, shapes: tuple[Shape, ...]) -> tuple[list[str], str]:
+def einsum_terms(equation: str, shapes: tuple[Shape, ...]) -> tuple[list[str], str]:
     """Split an equation into operand and result labels; ``...`` becomes digits, from the right."""
     operands, arrow, result = equation.replace(" ", "").partition("->")
     terms, widest = [], ""

@@ -33,7 +33,7 @@ class Case(NamedTuple):
     @property
     def model(self):
         kinds = {"float32": "float", "int64": "int64"}
-        inputs = ", ".join(f"{kinds[str(v.dtype)]}{list(v.shape)} {k}" for k, v in self.feeds.items())
+        inputs = ", ".join(f"{kinds[str(v.dtype)]}{list(v.shape) or ''} {k}" for k, v in self.feeds.items())
         return model_of(self.body, self.constants, inputs=inputs, outputs=self.output)
 
 

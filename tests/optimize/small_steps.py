@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import onnx.parser
 from onnx import numpy_helper
+from onnx.helper import make_opsetid
 
 from campo_onnx import Options, oplists, optimize_model, target
 from campo_onnx.emulation.numerics import emulate
@@ -19,6 +20,8 @@ def model_of(body, constants=None, *, inputs, outputs):
     """A graph as text, with constants of any type."""
     text = f'<ir_version: 10, opset_import: ["": 20]> g ({inputs}) => ({outputs}) {{ {body} }}'
     model = onnx.parser.parse_model(text)
+    if "com.microsoft" in body:
+        model.opset_import.append(make_opsetid("com.microsoft", 1))
     for name, value in (constants or {}).items():
         model.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
     return model

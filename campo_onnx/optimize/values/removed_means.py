@@ -1,6 +1,7 @@
 """Means that are taken off: over the batch, or weighted by shares that add up to one."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import permutations, product
 from typing import NamedTuple
 
 from campo_onnx.ir.view import OpNode
@@ -8,11 +9,15 @@ from campo_onnx.ir.walk import Walk
 from campo_onnx.ops.key import op_keys
 from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.sum_ops import (
-    MOVES_AND_SIGNS,
+    CONTRACTIONS,
+    MOVES,
     SCALES,
     SHARES,
     SUMS_OF_FEW,
-    reduced_axes,
+    WEIGHTED,
+    axes_before,
+    is_row_by_row,
+    summed_axes,
     summed_input,
 )
 from campo_onnx.optimize.values.walk import Labels, carried
@@ -21,16 +26,30 @@ _GRADIENTS = op_keys("com.microsoft:SoftmaxGrad com.microsoft:SoftmaxGrad_13")
 _GATED = op_keys("com.microsoft:GatedAdd")  # x + y * gate
 _DIVIDES = op_keys("Div Reciprocal")
 _NORMALIZES_BY_MEAN = op_keys("BatchNormalization")
-_RANK_OF_TOKENS = 3  # samples, tokens, features; images have one more
+_GIVES_ITS_MEAN = op_keys("LayerNormalization")
+_RANK_OF_TOKENS = 3  # samples, tokens or positions, features; images have one more
 _MOST_FACTORS = 8  # a longer product counts as one factor
+_MOST_ADDENDS = 8
 
 
-class _Sum(NamedTuple):
-    """A sum of products along rows, and by what it has been multiplied since, element by element."""
+class _Addend(NamedTuple):
+    """A product of tensors, or a sum of products along rows times tensors, element by element."""
 
-    terms: frozenset[str]
-    factors: frozenset[str] = frozenset()
+    factors: frozenset[str] = frozenset()  # but for what is the same all along a row
+    sign: int = 1
+    terms: frozenset[str] = frozenset()  # factors of the products that are summed
+    rank: int = 0  # of what is summed
     is_over_samples: bool = False
+
+    def times(self, other: "_Addend") -> "_Addend | None":
+        """Multiply; None if both are sums, or if there are too many factors."""
+        factors = self.factors | other.factors
+        if (self.terms and other.terms) or len(factors) > _MOST_FACTORS:
+            return None
+        return (self if self.terms else other)._replace(factors=factors, sign=self.sign * other.sign)
+
+
+_Addends = tuple[_Addend, ...]
 
 
 def means_removed(values: GraphValues) -> Mapping[str, str]:
@@ -42,91 +61,175 @@ def means_removed(values: GraphValues) -> Mapping[str, str]:
     longer add up to one. Roundings of ``g`` and ``y * g`` differ from element to element, and average out.
 
     Shares ``y`` come from a softmax, or are ``e / sum(e)``; factors that are the same all along a row do not
-    count. Means are those over samples and tokens, which the gradient of a weight sums over. Not meant are
-    those over features, which are rounded token by token, nor those over images: inputs of a convolution have
-    less in common, and the gradients of batch normalizations were right in FP16 and BF16.
+    count. Means are those over samples, tokens and positions, which the gradient of a weight sums over: axes
+    before the last, the first and any other, and the last of tensors that are as large as what a convolution
+    along positions reads or writes. What multiplies both ``g`` and its mean, as the scale of a batch
+    normalization does, is needed as exactly. Not meant are means over features, which are rounded token by
+    token, nor those over images: inputs of a convolution have less in common, and the gradients of batch
+    normalizations were right in FP16 and BF16.
     """
     search, nodes = _Search(values), Labels()
-    for node in values.view.nodes:
+    for node in filter(lambda node: node.outputs, values.view.nodes):
         search.add(node)
-        if search.removes_weighted_mean(node):
-            nodes.mark((node.name, *search.behind(node)), node.outputs[0])
-        elif mean := search.mean_over_samples(node):
-            nodes.mark((node.name, *search.computing(mean, node)), node.outputs[0])
+        nodes.mark(search.removing(node), node.outputs[0])
     return nodes
 
 
 class _Search:
-    """Tensors by what they are, up to views, signs, and rows that a mask replaces."""
+    """Tensors by what they add up, up to views, and rows that a mask replaces."""
 
     def __init__(self, values: GraphValues) -> None:
         self._values, self._view = values, values.view
-        self._factors: dict[str, frozenset[str]] = {}  # of a product, element by element
-        self._sums: dict[str, _Sum] = {}
+        self._addends: dict[str, _Addends] = {}  # of a sum of two the first stands for all of it
+        self._products: set[str] = set()
         self._rows: set[str] = set()  # what is the same all along a row: sums, and what is computed of them
         self._summed: dict[str, str] = {}  # by its sum
         self._divided: set[str] = set()  # what is divided by its sum
         self._origins: dict[str, str] = {}
+        convolutions = (n for n in self._view.nodes if n.op in WEIGHTED - CONTRACTIONS)
+        shapes = {self._view.shape(t) for n in convolutions for t in (n.inputs[0], n.outputs[0])}
+        self._of_convolutions = {s for s in shapes if s and len(s) == _RANK_OF_TOKENS}
 
     def add(self, node: OpNode) -> None:
         """Take in a product, a sum, or what is computed of sums only."""
-        if not node.outputs:
-            return
         output = node.outputs[0]
         origins = [self._origin(t) for t in node.inputs if t]
         varying = [t for t in origins if not self._values.is_constant(t) and not self._is_number(t)]
         wide = [t for t in varying if t not in self._rows]
         if node.op in _DIVIDES and (divided := self._summed.get(origins[-1])):
             self._divided.add(divided)
-        if (summed := summed_input(node, self._view)) is not None:
-            self._summed[output] = origins[0] if summed == node.inputs[0] else self._origin(summed)
-            earlier = self._sums.get(self._summed[output])  # a sum in two parts
-            terms = earlier.terms if earlier else self._factors_of(self._summed[output])
-            self._sums[output] = _Sum(terms, is_over_samples=self._is_over_samples(node))
+        if summed := self._sum(node):
+            self._addends[output] = summed
             self._rows.add(output)
-        elif node.op in SCALES and (node.op.op_type == "Mul" or origins[1] not in wide):
-            factors = frozenset[str]().union(*map(self._factors_of, wide))
-            if (total := self._only_sum(origins if node.op.op_type == "Mul" else origins[:1])) is not None:
-                self._sums[output] = total._replace(factors=total.factors | factors)
-            elif wide and len(factors) <= _MOST_FACTORS:
-                self._factors[output] = factors
-        if varying and not wide:
+        elif varying and not wide:
             self._rows.add(output)
             if len(varying) == 1 and varying[0] in self._summed:  # a sum and an epsilon
                 self._summed.setdefault(output, self._summed[varying[0]])
-        if (origin := self._origin_behind(node)) is not None:
-            self._origins[output] = origin
+        if node.op in _GIVES_ITS_MEAN and any(node.outputs[1:2]):
+            rank = len(self._view.shape(node.inputs[0]) or ())
+            axes = [*range(rank)][int(node.attributes.get("axis", -1)) :]
+            self._addends[node.outputs[1]] = self._total((node.inputs[0],), axes)
+            self._rows.add(node.outputs[1])
+        if (moved := self._moved(node)) is not None:
+            self._origins[output] = self._origin(moved)
+            self._addends[output] = self._of(moved, -1 if node.op.label == "Neg" else 1)
+        elif terms := self._terms(node):
+            own = () if output in self._rows else self._of(output)
+            self._addends[output] = (*own, *(a for term in terms for a in term))[:_MOST_ADDENDS]
+        elif node.op in SCALES and (node.op.label == "Mul" or origins[1] not in wide):
+            factors = node.inputs if node.op.label == "Mul" else node.inputs[:1]
+            if products := self._product(*factors, sign=1 if len(factors) == 2 else self._sign(origins[1])):
+                self._addends[output] = products
+                self._products.add(output)
 
-    def removes_weighted_mean(self, node: OpNode) -> bool:
-        """Whether a node takes a mean weighted by shares off what it is the mean of, or off its product."""
+    def removing(self, node: OpNode) -> list[str]:
+        """Nodes between a mean and a difference from it whose rounding is the same all along a row."""
         if node.op in _GRADIENTS:
-            return True
+            return [node.name, *self._behind(node)]
+        names: list[str] = []
+        removed: set[_Addend] = set()
+        for terms, others in permutations(self._terms(node), 2):
+            for total, other in product(terms, others):
+                if not total.terms or other.terms or total.sign == other.sign:
+                    continue
+                if self._is_weighted(total, other):
+                    names += [node.name, *self._behind(node)]
+                elif total.is_over_samples and total.terms | total.factors <= other.factors:
+                    names += [node.name, *self._computing(total, other.factors - total.terms, node)]
+                    removed.add(total)
+        if removed:
+            left = (a for a in self._addends[node.outputs[0]] if a not in removed)
+            self._addends[node.outputs[0]] = tuple(left)
+        return names
+
+    def _terms(self, node: OpNode) -> list[_Addends]:
+        """The addends of each term of a sum or difference of a few, or of a batch normalization."""
+        if node.op in SUMS_OF_FEW:
+            last = -1 if node.op.label == "Sub" else 1
+            return [self._of(t, last if i else 1) for i, t in enumerate(node.inputs)]
         if node.op in _GATED:
-            base, *factors = (self._origin(t) for t in node.inputs)
-            total = self._only_sum(factors)
-            if total is None:
-                return False
-            wide = (self._factors_of(t) for t in factors if t not in self._rows)
-            return self._is_mean_of(base, total._replace(factors=total.factors.union(*wide)))
-        return any(self._is_mean_of(y, self._sums[x]) for x, y in self._sums_met(node))
+            return [self._of(node.inputs[0]), self._product(*node.inputs[1:])]
+        if node.op in _NORMALIZES_BY_MEAN:
+            data, scale, bias, mean, variance = node.inputs[:5]
+            removed = self._product(mean, scale, variance, sign=-1)
+            return [self._product(data, scale, variance), removed, self._of(bias)]
+        return []
 
-    def mean_over_samples(self, node: OpNode) -> str | None:
-        """The mean over samples that a node of a training step takes off what it is the mean of."""
-        if not self._values.scaling.forward:
-            return None
-        means = (x for x, y in self._sums_met(node) if self._sums[x].terms in self._addends(y))
-        return next((x for x in means if x in self._rows and self._sums[x].is_over_samples), None)
+    def _sum(self, node: OpNode) -> _Addends:
+        """A sum over many values, also by a product with ones, or of the products of two rows."""
+        sign, summed = 1, summed_input(node, self._view)
+        tensors: tuple[str, ...] = () if summed is None else (summed,)
+        if node.op in CONTRACTIONS and len(node.inputs) == 2:
+            numbers = [t for t in node.inputs if self._values.number(t) is not None]
+            if numbers or is_row_by_row(node, self._view):
+                tensors = tuple(t for t in node.inputs if t not in numbers)
+                sign = self._sign(*numbers)
+        if not tensors:
+            return ()
+        self._summed[node.outputs[0]] = self._origin(tensors[0])
+        axes = summed_axes(node, [*node.inputs].index(tensors[0]), self._view)
+        return tuple(a._replace(sign=a.sign * sign) for a in self._total(tensors, axes))
 
-    def computing(self, mean: str, reader: OpNode) -> Iterator[str]:
-        """Nodes that compute a mean for its reader: its sum, and what is computed of that alone."""
-        walk = Walk(t for t in reader.inputs if self._origin(t) == mean)
+    def _total(self, tensors: tuple[str, ...], axes: list[int]) -> _Addends:
+        """A sum of the product of some tensors along axes of the first; of a sum, in two parts."""
+        rank, is_over_samples = len(self._view.shape(tensors[0]) or ()), self._are_samples(tensors[0], axes)
+        parts = [a for a in self._of(tensors[0]) if a.terms] if len(tensors) == 1 else []
+        for one in [] if parts else self._product(*tensors)[:1]:
+            parts = [_Addend(frozenset(), one.sign, one.factors, rank)]
+        return tuple(
+            a._replace(is_over_samples=a.rank <= _RANK_OF_TOKENS and (is_over_samples or a.is_over_samples))
+            for a in parts
+        )
+
+    def _are_samples(self, tensor: str, axes: list[int]) -> bool:
+        """Whether axes are those of samples, tokens or positions, and another is left, in a training step."""
+        shape = self._view.shape(tensor) or ()
+        rows = [axis for axis, size in enumerate(shape) if axis not in axes and size != 1]
+        is_table = 2 <= len(shape) <= _RANK_OF_TOKENS and bool(axes) and bool(rows)
+        if not self._values.scaling.forward or not is_table:
+            return False
+        before, axes_there = axes_before(tensor, axes, self._view)
+        are_positions = before in self._of_convolutions and axes_there == [2]
+        return len(shape) - 1 not in axes or 0 in axes_there or are_positions
+
+    def _computing(self, total: _Addend, factors: frozenset[str], node: OpNode) -> Iterator[str]:
+        """Nodes that compute a mean that a node takes off, and the factors of both of its terms.
+
+        A factor by which a node multiplies on the way to one of them alone may not be rounded there.
+        """
+        walk, summed = Walk(node.inputs), set[str]()
         for tensor in walk:
-            producer = self._view.producer.get(tensor)
-            if producer is not None and self._origin(tensor) in self._rows:
+            producer, addends = self._view.producer.get(tensor), self._addends.get(tensor, ())
+            if producer is None or tensor != producer.outputs[0]:
+                continue
+            is_mean = any(a.terms == total.terms for a in addends)
+            is_row = producer.op in MOVES and self._origin(tensor) in self._rows
+            if is_mean or is_row or self._is_factor(tensor, factors):
                 yield producer.name
                 walk.add(producer.inputs)
+            if is_mean and tensor in self._summed:
+                summed.add(self._summed[tensor])
+        on_one_side = self._carriers(summed, total.terms) ^ self._carriers(node.inputs, total.terms)
+        for name in sorted(on_one_side) if summed else ():
+            scales = self._view.node[name].inputs if self._view.node[name].op in SCALES else ()
+            if any(self._origin(t) in self._rows or self._is_factor(t, factors) for t in scales):
+                yield name
 
-    def behind(self, node: OpNode) -> Iterator[str]:
+    def _is_factor(self, tensor: str, factors: frozenset[str]) -> bool:
+        """Whether a tensor is a product of some of the factors."""
+        return any(a.factors and a.factors <= factors for a in self._addends.get(tensor, ())[:1])
+
+    def _carriers(self, tensors: Iterable[str], factors: frozenset[str]) -> set[str]:
+        """Nodes that a product comes through, by what moves, scales or adds to it."""
+        walk, names = Walk(tensors), set[str]()
+        for tensor in walk:
+            producer, addends = self._view.producer.get(tensor), self._addends.get(tensor, ())
+            if producer is not None and any(factors <= a.factors for a in addends):
+                names.add(producer.name)
+                walk.add(producer.inputs)
+        return names
+
+    def _behind(self, node: OpNode) -> Iterator[str]:
         """Nodes from shares to a difference whose rounding is the same all along a row.
 
         They are the softmax, sums, what is computed of sums only, and what multiplies by it.
@@ -141,50 +244,41 @@ class _Search:
                 continue
             origin = self._origin(tensor)
             by_rows = not self._rows.isdisjoint(map(self._origin, producer.inputs))
-            if origin in self._rows or origin in self._sums or by_rows:
+            if origin in self._rows or any(a.terms for a in self._of(tensor)[:1]) or by_rows:
                 yield producer.name
-            elif origin == tensor and tensor not in self._factors:
+            elif origin == tensor and tensor not in self._products:
                 continue
             walk.add(producer.inputs if producer.op in SCALES else carried(producer))
 
-    def _sums_met(self, node: OpNode) -> Iterator[tuple[str, str]]:
-        """The sums that a sum or difference of two takes in, each with the other term.
-
-        So does a batch normalization with its mean and its input.
-        """
-        terms = node.inputs if node.op in SUMS_OF_FEW else ()
-        if node.op in _NORMALIZES_BY_MEAN:
-            terms = (node.inputs[0], node.inputs[3])
-        if len(terms) == 2:
-            a, b = (self._origin(t) for t in terms)
-            yield from ((x, y) for x, y in ((a, b), (b, a)) if x in self._sums)
-
-    def _addends(self, tensor: str) -> Iterator[frozenset[str]]:
-        """Factors of a tensor and, where it is a sum of two, of each term: the other's mean may be zero."""
-        yield self._factors_of(tensor)
-        producer = self._view.producer.get(tensor)
-        if producer is not None and producer.op in SUMS_OF_FEW:
-            yield from (self._factors_of(self._origin(t)) for t in producer.inputs)
-
-    def _is_over_samples(self, node: OpNode) -> bool:
-        """Whether a sum is over samples or tokens and leaves features."""
-        rank = len(self._view.shape(node.inputs[0]) or ())
-        is_table = 2 <= rank <= _RANK_OF_TOKENS and node.op.op_type.startswith("Reduce")
-        return is_table and rank - 1 not in reduced_axes(node, self._view)
-
-    def _is_mean_of(self, base: str, total: _Sum) -> bool:
-        weighted = len(total.terms) > 1
-        factors = self._factors_of(base)
-        return weighted and any(
-            self._are_shares(t) and factors == total.factors | (total.terms - {t}) for t in total.terms
+    def _is_weighted(self, total: _Addend, other: _Addend) -> bool:
+        """Whether a sum is a mean of something, weighted by shares."""
+        return len(total.terms) > 1 and any(
+            self._are_shares(t) and other.factors == total.factors | (total.terms - {t}) for t in total.terms
         )
 
-    def _only_sum(self, tensors: list[str]) -> _Sum | None:
-        sums = [self._sums[t] for t in tensors if t in self._sums]
-        return sums[0] if len(sums) == 1 else None
+    def _product(self, *tensors: str, sign: int = 1) -> _Addends:
+        """The addends of a product, that of the first ones first; none if there are too many factors."""
+        products = [_Addend(sign=sign)]
+        for tensor in tensors:
+            every = [a.times(b) for a, b in product(products, self._of(tensor))]
+            products = [one for one in every if one is not None][:_MOST_ADDENDS] if every[0] else []
+            if not products:
+                break
+        return tuple(products)
 
-    def _factors_of(self, tensor: str) -> frozenset[str]:
-        return self._factors.get(tensor, frozenset((tensor,)))
+    def _of(self, tensor: str, sign: int = 1) -> _Addends:
+        """The addends of a tensor, or of its negative."""
+        if (addends := self._addends.get(tensor)) is not None:
+            return addends if sign > 0 else tuple(a._replace(sign=-a.sign) for a in addends)
+        is_scale = not tensor or self._values.is_constant(tensor) or self._is_number(tensor)
+        if is_scale or tensor in self._rows:
+            return (_Addend(sign=sign * self._sign(tensor)),)
+        return (_Addend(frozenset((tensor,)), sign),)
+
+    def _sign(self, *tensors: str) -> int:
+        """The sign of a product of constants, and of what is not known."""
+        negative = [t for t in tensors if self._values.is_constant(t) and self._values.range(t).highest < 0.0]
+        return -1 if len(negative) % 2 else 1
 
     def _are_shares(self, tensor: str) -> bool:
         producer = self._view.producer.get(tensor)
@@ -197,11 +291,11 @@ class _Search:
     def _origin(self, tensor: str) -> str:
         return self._origins.get(tensor, tensor)
 
-    def _origin_behind(self, node: OpNode) -> str | None:
-        """The origin of what a node only moves, changes the sign of, or replaces by constants in places."""
-        if node.op in MOVES_AND_SIGNS:
-            return self._origin(node.inputs[0])
+    def _moved(self, node: OpNode) -> str | None:
+        """The tensor that a node only moves, changes the sign of, or replaces by constants in places."""
+        if node.op in MOVES or node.op.label == "Neg":
+            return node.inputs[0]
         if node.op.label != "Where":
             return None
         varying = [t for t in node.inputs[1:] if not self._values.is_constant(t)]
-        return self._origin(varying[0]) if len(varying) == 1 else None
+        return varying[0] if len(varying) == 1 else None

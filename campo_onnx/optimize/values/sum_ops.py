@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterator
 
 from campo_onnx.ir.view import GraphView, OpNode
-from campo_onnx.ops.facts import work_of
+from campo_onnx.ops.facts import axes_of, work_of
+from campo_onnx.ops.gemms import einsum_terms
 from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.registry import having
 from campo_onnx.ops.values.traits import Trait
@@ -109,9 +110,52 @@ def summed_input(node: OpNode, view: GraphView) -> str | None:
 
 def reduced_axes(node: OpNode, view: GraphView) -> list[int]:
     """The axes that a reduction is over, counted from the first; all where it names none."""
+    if "equation" in node.attributes:  # an Einsum by its other name
+        return summed_axes(node, 0, view)
     rank = len(view.shape(node.inputs[0]) or ())
     own = view.values.get(node.inputs[1]) if len(node.inputs) > 1 else node.attributes.get("axes")
     return sorted({int(axis) % rank for axis in own}) if own is not None and len(own) else [*range(rank)]
+
+
+def summed_axes(node: OpNode, position: int, view: GraphView) -> list[int]:
+    """The axes of an input that a reduction or a product of matrices adds up along; none where unknown."""
+    if node.op.op_type.startswith("Reduce") and "equation" not in node.attributes:
+        return reduced_axes(node, view)
+    shapes = [view.shape(t) for t in node.inputs]
+    if None in shapes:
+        return []
+    if "equation" in node.attributes:
+        terms, result = einsum_terms(node.attributes["equation"], tuple(s for s in shapes if s is not None))
+        return [axis for axis, label in enumerate(terms[position]) if label not in result]
+    if axes := axes_of(view.signature(node.name)):
+        return [axis for axis, part in enumerate(axes[position]) if part == "k"]
+    rank = len(shapes[position] or ())
+    return [rank - 1 if position == 0 or rank == 1 else rank - 2]  # a product with a vector
+
+
+def axes_before(tensor: str, axes: list[int], view: GraphView) -> tuple[tuple[int, ...], list[int]]:
+    """The shape of a tensor before it was moved and scaled, and which axes of it some of its own were."""
+    producer = view.producer.get(tensor)
+    while producer is not None and producer.op in SCALED:
+        after = view.shape(tensor)
+        own = producer.inputs[:1] if producer.op in MOVES else producer.inputs
+        tensor_before = next((t for t in own if t in view.producer and view.shape(t) == after), own[0])
+        before = view.shape(tensor_before)
+        if before is None or after is None or math.prod(before) != math.prod(after):
+            break
+        if producer.op.label == "Transpose":
+            order = producer.attributes.get("perm", range(len(before))[::-1])
+            axes = [int(order[axis]) for axis in axes]
+        else:
+            axes = [a for a in range(len(before)) if any(_overlap(before, a, after, b) for b in axes)]
+        tensor, producer = tensor_before, view.producer.get(tensor_before)
+    return view.shape(tensor) or (), axes
+
+
+def _overlap(one: tuple[int, ...], axis: int, other: tuple[int, ...], its: int) -> bool:
+    """Whether an axis of one of two shapes of the same elements became part of an axis of the other."""
+    step, step_of_other = math.prod(one[axis + 1 :]), math.prod(other[its + 1 :])
+    return step < step_of_other * other[its] and step_of_other < step * one[axis]
 
 
 def is_mean(node: OpNode) -> bool:

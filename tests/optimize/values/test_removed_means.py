@@ -1,0 +1,189 @@
+"""Means that are taken off, over samples or weighted by shares: gradients of them are as in FP32."""
+
+import numpy as np
+import pytest
+
+from campo_onnx.emulation.numerics import relative_l2
+from campo_onnx.ops.precision import Precision
+from campo_onnx.optimize.plan.reason import Reason
+from tests.optimize.formulas import RANDOM, Case, assert_as_in_fp32, f32, i64, normal
+from tests.optimize.small_steps import both, reasons
+
+FP16, BF16 = Precision.FP16, Precision.BF16
+SIDE = {
+    "zero": i64(0), "ax": i64(1), "two": i64(2), "both": i64(0, 2), "all": i64(0, 1), "o": f32(0),
+    "ones": f32(np.ones((1, 64))), "column": f32(np.ones((64, 1))), "vector": f32(np.ones(64)),
+    "shares": f32(np.full((64, 64), -1 / 64)), "few": f32(0.1), "eps": f32(1e-3), "count": f32(64),
+    "row": i64(1, 64), "parts": i64(8, -1, 64), "variances": f32(np.ones(64)), "means": f32(np.zeros(64)),
+    "channels": i64(1, 64, 1), "every": i64(4, 64, 1), "less": f32(-1 / 256), "square": i64(64, 64),
+}  # fmt: skip
+MASK = f32(RANDOM.random((64, 64)) > 0.5)
+OUTPUTS = "float[64,64] y, float loss"
+
+# The loss is that of the forward pass; columns of values and rows of keys have much in common.
+ALIKE = {
+    "x": normal(64, 64), "w": normal(64, 64, size=1 / 8), "n": MASK, "v": normal(64, 64, mean=1),
+    "k": normal(64, 64, size=1 / 4, mean=1), "scale": f32(16),
+}  # fmt: skip
+SHARES = "h = MatMul(x, w) p = Softmax(h) "
+BY_HAND = "h = MatMul(x, w) a = ReduceMax(h, ax) f = Sub(h, a) e = Exp(f) s = {} p = Div(e, s) "
+BACKWARD = "z = MatMul(p, v) loss = ReduceMean<keepdims=0>(z) dz = Mul(n, scale) g = MatMul(dz, v) "
+REMOVED = "u = Mul(p, t) d = Sub(q, u) y = MatMul(d, k)"
+BY_SHARES = {
+    "the gradient of a softmax": SHARES + BACKWARD + "q = Mul(g, p) t = ReduceSum(q, ax) " + REMOVED,
+    "behind a mask of rows": SHARES.replace(" p =", " a =")
+    + "b = ReduceMax(h, ax) r = Less(b, o) p = Where(r, o, a) "
+    + BACKWARD + "q = Mul(g, p) t = ReduceSum(q, ax) " + REMOVED,
+    "fused": SHARES + BACKWARD
+    + "q = Mul(g, p) t = ReduceSum(q, ax) e = Neg(t) d = com.microsoft.GatedAdd(q, p, e) y = MatMul(d, k)",
+    "the shares in front": SHARES + BACKWARD
+    + "q = Mul(p, g) t = ReduceSum(q, ax) d = Sub(g, t) u = Mul(p, d) y = MatMul(u, k)",
+    "the sum by ones": SHARES + BACKWARD + "q = Mul(g, p) t = MatMul(q, column) " + REMOVED,
+    "the sum of a transposition": SHARES + BACKWARD
+    + "q = Mul(g, p) i = Transpose(q) j = ReduceSum(i, zero) t = Transpose(j) " + REMOVED,
+    "the sum of two factors": SHARES + BACKWARD
+    + 'q = Mul(g, p) i = Einsum<equation="ij,ij->i">(g, p) t = Unsqueeze(i, ax) ' + REMOVED,
+    "the sum by products of rows": SHARES + BACKWARD
+    + "q = Mul(g, p) i = Unsqueeze(g, ax) j = Unsqueeze(p, two) m = MatMul(i, j) t = Squeeze(m, two) "
+    + REMOVED,
+    "a softmax by hand": BY_HAND.format("ReduceSum(e, ax)") + BACKWARD
+    + "q = Mul(g, p) t = ReduceSum(q, ax) " + REMOVED,
+    "a softmax by hand and ones": BY_HAND.format("MatMul(e, column)") + BACKWARD
+    + "q = Mul(g, p) t = MatMul(q, column) " + REMOVED,
+    "a softmax by hand beside an epsilon": BY_HAND.format("ReduceSum(e, ax) b = Add(s, eps)")
+    .replace("(e, s)", "(e, b)") + BACKWARD + "q = Mul(g, p) t = ReduceSum(q, ax) " + REMOVED,
+    "by hand, backward too": BY_HAND.format("ReduceSum(e, ax)") + BACKWARD
+    + """q = Div(g, s) c = Mul(g, e) b = Mul(s, s) i = Reciprocal(b) r = Mul(c, i) j = Neg(r)
+    t = ReduceSum(j, ax) u = Add(q, t) d = Mul(u, e) y = MatMul(d, k)""",
+}  # fmt: skip
+
+COMMON = {
+    "x": normal(64, 64, mean=4), "w": ALIKE["w"], "m": MASK, "v": normal(64, 64, size=1 / 4, mean=1),
+    "scale": f32(16), "share": f32(1 / 64),
+}  # fmt: skip
+GRADIENT = "h = MatMul(x, w) loss = ReduceMean<keepdims=0>(h) dz = Mul(m, scale) g = MatMul(dz, v) "
+OF_WEIGHTS = " xt = Transpose<perm=[1,0]>(x) y = MatMul(xt, d)"
+OVER_SAMPLES = {
+    "by hand": "t = ReduceSum(g, zero) q = Div(t, count) d = Sub(g, q)",
+    "reshaped": "t = ReduceSum<keepdims=0>(g, zero) q = Div(t, count) r = Reshape(q, row) d = Sub(g, r)",
+    "by a batch normalization": """t = ReduceSum<keepdims=0>(g, zero) q = Div(t, count)
+    d = BatchNormalization<epsilon=0.0>(g, variances, means, q, variances)""",
+    "beside a term whose mean is zero": """mu = ReduceMean(x, zero) b = Sub(x, mu) s = Mul(b, few) i = Neg(g)
+    t = ReduceMean(i, zero) q = Add(s, g) d = Add(q, t)""",
+    "in two parts, times a number that is an input": """r = Reshape(g, parts) a = ReduceSum<keepdims=0>(r, ax)
+    t = ReduceSum(a, zero) q = Mul(t, share) d = Sub(g, q)""",
+    "of a transposition": """i = Transpose(g) t = ReduceSum<keepdims=0>(i, ax) q = Div(t, count)
+    d = Sub(g, q)""",
+    "off a transposition": """i = Transpose(g) t = ReduceSum(i, ax) q = Div(t, count) j = Sub(i, q)
+    d = Transpose(j)""",
+    "by ones": "t = MatMul(ones, g) q = Div(t, count) d = Sub(g, q)",
+    "by a vector of ones": "t = MatMul(vector, g) q = Div(t, count) d = Sub(g, q)",
+    "by ones behind": """i = Transpose(g) t = MatMul(i, column) u = Transpose(t) q = Div(u, count)
+    d = Sub(g, q)""",
+    "by Gemm": "t = Gemm<transA=1>(g, column) u = Transpose(t) q = Div(u, count) d = Sub(g, q)",
+    "by a matrix of shares": "t = MatMul(shares, g) d = Add(t, g)",
+    "by Einsum": 't = Einsum<equation="ij->j">(g) q = Div(t, count) d = Sub(g, q)',
+    "by Einsum and ones": 't = Einsum<equation="n,nc->c">(vector, g) q = Div(t, count) d = Sub(g, q)',
+}
+CHANNELS = {
+    "x": normal(4, 64, 64, mean=10), "w": ALIKE["w"], "g": normal(4, 64, 64, size=1 / 4, mean=1),
+    "gamma": normal(64, size=1 / 8, mean=1), "n": normal(4, 64, 64), "scale": f32(16),
+}  # fmt: skip
+SCALED = """h = MatMul(w, x) loss = ReduceMean<keepdims=0>(h) dh = Mul(g, scale) b = Mul(n, few) {}
+    p = Mul(gamma, s) q = Mul(p, less) r = Reshape(q, channels) c = Add(b, r) i = Reshape(gamma, channels)
+    j = Expand(i, every) d = com.microsoft.GatedAdd(c, dh, j) y = Einsum<equation="ncl,nkl->ck">(d, x)"""
+
+CASES = {
+    **{f"shares: {name}": Case(body, SIDE, ALIKE, OUTPUTS) for name, body in BY_SHARES.items()},
+    **{
+        f"samples: {name}": Case(GRADIENT + body + OF_WEIGHTS, SIDE, COMMON, OUTPUTS)
+        for name, body in OVER_SAMPLES.items()
+    },
+    "samples and positions": Case(
+        SCALED.format("s = ReduceSum<keepdims=0>(dh, both)"), SIDE, CHANNELS, OUTPUTS
+    ),
+    "positions, then samples": Case(
+        SCALED.format("t = ReduceSum(dh, two) s = ReduceSum<keepdims=0>(t, both)"), SIDE, CHANNELS, OUTPUTS
+    ),
+}
+# A mean over the positions of each sample: only their number tells that the last axis is none of features.
+CASES["positions"] = Case(
+    """c = Conv(x, filters) loss = ReduceMean<keepdims=0>(c) dh = Mul(g, scale) t = ReduceMean(dh, two)
+    d = Sub(dh, t) y = Einsum<equation="ncl,nkl->ck">(d, x)""",
+    SIDE, {**CHANNELS, "filters": normal(64, 64, 1)}, OUTPUTS,
+)  # fmt: skip
+# The mean of a product that a row is a factor of, taken off the same product, computed again.
+CASES["samples: of a product"] = Case(
+    GRADIENT + """i = Transpose(g) k = Mul(x, x) l = ReduceMean(k, zero) u = Reciprocal(l) r = Transpose(u)
+    p = Mul(i, r) t = ReduceSum(p, ax) q = Div(t, count) e = Neg(q) f = Expand(e, square)
+    j = com.microsoft.GatedAdd(f, i, r) d = Transpose(j)""" + OF_WEIGHTS,
+    SIDE, COMMON, OUTPUTS,
+)  # fmt: skip
+
+
+def exact(case):
+    return {name for name, reason in reasons(case.model).items() if reason is Reason.REMOVED_MEAN}
+
+
+@pytest.mark.parametrize("low", [FP16, BF16])
+@pytest.mark.parametrize("name", CASES)
+def test_what_a_mean_leaves_is_what_fp32_computes(name, low):
+    assert_as_in_fp32(CASES[name], "fine-grained", low)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_plan_says_why(name):
+    assert exact(CASES[name])
+
+
+def test_of_the_gradient_of_a_softmax_shares_sum_what_it_multiplies_and_difference_stay_fp32():
+    names = {"Softmax", "ReduceSum", "Mul_2", "Sub"}  # a, t, u and d
+    assert exact(CASES["shares: behind a mask of rows"]) == names
+
+
+def test_shares_that_are_alike_are_not_rounded():
+    feeds = ALIKE | {"x": normal(64, 64, size=0.1)}
+    case = Case(BY_SHARES["the gradient of a softmax"], SIDE, feeds, OUTPUTS)
+    expected, actual, _ = both(case.model, case.feeds, "fine-grained", low=BF16)
+    assert relative_l2(actual["y"], expected["y"]) < 0.022  # 0.03 with rounded shares
+
+
+def test_the_gradient_of_a_softmax_in_one_node_reads_exact_shares():
+    body = SHARES + BACKWARD + "d = com.microsoft.SoftmaxGrad_13<axis=-1>(g, p) y = MatMul(d, k)"
+    assert exact(Case(body, SIDE, ALIKE, OUTPUTS)) == {"Softmax", "SoftmaxGrad_13"}
+
+
+def test_what_scales_a_gradient_and_its_mean_stays_fp32_with_them():
+    names = {"ReduceSum", "Mul_2", "Mul_3", "Reshape", "Add", "Reshape_1", "Expand", "GatedAdd"}
+    assert exact(CASES["samples and positions"]) == names  # s, p, q, r, c, i, j and d
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "t = ReduceMean(g, ax) d = Sub(g, t)",  # over features
+        "t = ReduceMean(g, all) d = Sub(g, t)",  # of everything
+        "t = ReduceMean(g, zero) d = Add(g, t)",  # nothing cancels
+        "t = MatMul(shares, g) d = Sub(g, t)",
+        "i = Neg(g) t = ReduceMean(i, zero) d = Sub(g, t)",
+        "t = MatMul(v, g) d = Sub(g, t)",  # no mean
+    ],
+)
+def test_what_is_like_them_and_harmless_goes_low(body):
+    assert not exact(Case(GRADIENT + body + OF_WEIGHTS, SIDE, COMMON, OUTPUTS))
+
+
+@pytest.mark.parametrize(
+    ("shape", "order", "axes"),
+    [
+        ([4, 64, 64], [0, 2, 1], [2]),  # of the channels of each position
+        ([4, 64, 8, 8], [0, 1, 2, 3], [0, 2, 3]),  # of images
+        ([4, 64, 8, 8], [0, 1, 2, 3], [2, 3]),
+    ],
+)
+def test_means_over_channels_and_images_go_low(shape, order, axes):
+    body = f"""h = MatMul(x, w) loss = ReduceMean<keepdims=0>(h) r = Reshape(g, shape)
+        i = Transpose<perm={order}>(r) t = ReduceMean(i, axes) d = Sub(i, t) k = Mul(d, scale)
+        y = Reshape(k, every)"""
+    constants = {"axes": i64(*axes), "shape": i64(*shape), "every": i64(256, 64)}
+    assert not exact(Case(body, constants, CHANNELS, "float[256,64] y, float loss"))
