@@ -172,7 +172,10 @@ class _Search:
 
     def _total(self, tensors: tuple[str, ...], axes: list[int]) -> _Addends:
         """A sum of the product of some tensors along axes of the first; of a sum, in two parts."""
-        rank, is_over_samples = len(self._view.shape(tensors[0]) or ()), self._are_samples(tensors[0], axes)
+        before, axes_there = axes_before(tensors[0], axes, self._view)
+        has_positions = any(axis > 1 for axis in axes_there)  # those of an image, where each is a column, too
+        rank = len(before if has_positions else self._view.shape(tensors[0]) or ())
+        is_over_samples = self._are_samples(tensors[0], axes)
         parts = [a for a in self._of(tensors[0]) if a.terms] if len(tensors) == 1 else []
         for one in [] if parts else self._product(*tensors)[:1]:
             parts = [_Addend(frozenset(), one.sign, one.factors, rank)]

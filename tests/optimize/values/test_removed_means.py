@@ -187,3 +187,14 @@ def test_means_over_channels_and_images_go_low(shape, order, axes):
         y = Reshape(k, every)"""
     constants = {"axes": i64(*axes), "shape": i64(*shape), "every": i64(256, 64)}
     assert not exact(Case(body, constants, CHANNELS, "float[256,64] y, float loss"))
+
+
+@pytest.mark.parametrize(
+    "mean", ["m = ReduceMean(i, two)", "e, m = LayerNormalization<axis=2>(i, variances)"]
+)
+def test_means_over_images_go_low_sample_by_sample_too(mean):
+    body = f"""h = MatMul(x, w) loss = ReduceMean<keepdims=0>(h) c = Mul(image, scale) i = Reshape(c, shape)
+        {mean} t = ReduceMean(m, zero) d = Sub(i, t) k = Mul(d, scale) y = Reshape(k, every)"""
+    constants = SIDE | {"shape": i64(4, 64, 64), "every": i64(256, 64)}
+    feeds = CHANNELS | {"image": normal(4, 64, 8, 8)}
+    assert not exact(Case(body, constants, feeds, "float[256,64] y, float loss"))
