@@ -36,6 +36,9 @@ GRANTED = 10.0
 POORLY_DETERMINED = 0.05
 """Relative error of FP32 itself from which on an output says nothing: it is zero but for rounding."""
 
+_FEW = 64
+"""Elements of an output below which two runs may be alike by chance."""
+
 _ALL = 100.0
 """Such an output may lose all that FP16 has to lose of it: 100 times 1 %."""
 
@@ -117,8 +120,11 @@ class Reference:
                 doubtful[name] = moved
         for name, moved in self._moved_in_last_bit(seed=2) if doubtful else ():
             if name in doubtful:
-                distance = min(self._size_of(name, m) for m in (moved, moved - doubtful[name]))
-                errors[name] = min(errors[name], distance / self._sizes[name])
+                distances = [
+                    self._size_of(name, m) / self._sizes[name] for m in (moved, moved - doubtful[name])
+                ]
+                which = max if self.outputs[name].size < _FEW else min
+                errors[name] = which(errors[name], *distances)
         return errors
 
     def _moved_in_last_bit(self, seed: int) -> Iterator[tuple[str, NDArray[Any]]]:

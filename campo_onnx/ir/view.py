@@ -213,19 +213,24 @@ class GraphView:
     def data_inputs(self) -> tuple[str, ...]:
         """FP32 inputs that are neither scalars nor trained.
 
-        An output has the shape of what is trained; where its name holds that of one input of this shape, the
+        An output has the shape of what is trained; where its name holds that of an input of this shape, the
         others are data: buffers and batches.
         """
         arrays = [t for t in self.inputs if self.is_float32(t) and self.tensors[t].elements != 1]
-        alike: dict[tuple[int, ...] | None, dict[str, str]] = {}  # by shape and name
-        for name_of in (str, lambda t: t.partition(".")[2]):
-            for tensor in arrays:
-                alike.setdefault(self.shape(tensor), {}).setdefault(name_of(tensor), tensor)
+        alike: dict[tuple[int, ...] | None, dict[str, list[str]]] = {}  # by shape and name
+        for tensor in arrays:
+            for name in {tensor, tensor.partition(".")[2]}:
+                alike.setdefault(self.shape(tensor), {}).setdefault(name, []).append(tensor)
         trained: set[str] = set()
+        unnamed: set[tuple[int, ...] | None] = set()  # shapes of outputs that are called after no input
         for output in filter(self.is_float32, self.outputs):
             named = alike.get(self.shape(output), {})
-            one = next((named[part] for part in _parts_of_name(output) if part in named), None)
-            trained.update(named.values() if one is None else [one])
+            inputs = next((named[part] for part in _parts_of_name(output) if part in named), None)
+            if inputs is None:
+                unnamed.add(self.shape(output))
+            else:
+                trained.update(inputs)
+        trained.update(t for t in arrays if self.shape(t) in unnamed)
         return tuple(t for t in arrays if t not in trained)
 
     @cached_property

@@ -18,6 +18,7 @@ from campo_onnx import Options, Precision, oplists, optimize_model, target
 from campo_onnx.emulation.drift import most_drift
 from campo_onnx.emulation.numerics import emulate, relative_l2
 from campo_onnx.export.torch import export_training_step
+from campo_onnx.optimize.plan.reason import Reason
 
 
 class _Picture(nn.Module):
@@ -302,3 +303,28 @@ def _check(step: Callable[[], Any], low: Precision, strategy: str, *, scaled: bo
     assert optimized.plan.low_nodes
     for name in ("loss", *(f"grad.{n}" for n, p in module.named_parameters() if p.ndim > 1)):
         assert relative_l2(actual[name], expected[name]) < 3 * most_drift(low), name  # products are low, too
+
+
+class _Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTMCell(32, 32)
+
+    def forward(self, x: Any) -> Any:
+        h = c = x.new_zeros(8, 32)
+        states = []
+        for step in range(4):
+            h, c = self.cell(x[:, step], (h, c))
+            states.append(h)
+        return torch.stack(states, 1)
+
+
+def test_gates_behind_a_loss_go_low() -> None:
+    """A hidden state may be an output; what it is computed of is not, back through all steps."""
+    batch = torch.randn(2, 8, 4, 32)
+    model = export_training_step(_Recurrent(), F.mse_loss, [batch[0]], [batch[1]])
+    options = Options(target=target("v100"), lists=oplists("campo"), strategy="fine-grained", margin_us=1e12)
+    decisions = optimize_model(model, replace(options, min_gain=0.0)).plan.decision.values()
+    gates = [d for d in decisions if d.op_type in ("Sigmoid", "Tanh")]
+    assert gates
+    assert not [d for d in gates if d.decided_by is Reason.ACCURACY]

@@ -43,6 +43,16 @@ def test_sizes(dtype, shape, nbytes):
     assert tensor(int(dtype), shape).nbytes == nbytes
 
 
+def test_inputs_that_share_a_name_but_for_its_first_part_are_trained(model_text):
+    model = model_text("g (float[4] input, float[4] param) => (float[4] o) { o = Add(input, param) }")
+    for value, name in zip(
+        (*model.graph.input, *model.graph.output), ("input.0", "param.0", "grad.0"), strict=True
+    ):
+        value.name = name
+    model.graph.node[0].input[:], model.graph.node[0].output[:] = ["input.0", "param.0"], ["grad.0"]
+    assert not import_model(model).view.data_inputs
+
+
 @pytest.mark.parametrize(
     ("output", "data"),
     [

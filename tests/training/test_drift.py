@@ -99,6 +99,17 @@ def test_one_choice_at_its_edge_says_nothing_of_what_fp32_loses(place):
     assert 0 < reference(CHOICE, {"x": x, "z": z}).own_error["chosen"] < 1e-6
 
 
+FEW = """(float[4,8] x, float[4,8] z) => (float sum, float[4,8] noise)
+         { s = Add(x, z) d = Sub(s, x) noise = Sub(d, z) sum = ReduceSum<keepdims=0>(noise) }"""
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_fp32_loses_of_few_numbers_is_the_largest_of_three_distances(seed):
+    """Of three random numbers two may be alike by chance."""
+    x, z = np.random.default_rng(seed).normal(size=(2, 4, 8)).astype(np.float32)
+    assert {"sum", "noise"} <= reference(FEW, {"x": x, "z": z}).zero_but_for_rounding
+
+
 CANCELS = """(float[4,8] x, float[4,8] z) => (float[4,8] gradient, float[4,8] rest)
              { gradient = Mul(x, x) s = Add(x, z) q = Mul(s, s) rest = Sub(q, gradient) }"""
 

@@ -56,6 +56,8 @@ _ROUNDINGS = 16.0
 _STEEP = 64.0
 """A softmax at a temperature below 1/64 makes several percent of a rounding."""
 
+_SEVERAL = "*"
+
 
 def close_differences(values: GraphValues, sums: Accumulated) -> Mapping[str, Needs]:
     """Say what nodes ask of their inputs, by name, whose differences may be far smaller than their terms.
@@ -272,15 +274,34 @@ class _Close:
 
 
 def _beside_loss(values: GraphValues) -> set[str]:
-    """Tensors that the loss is computed of, back to the last products of matrices and normalizations."""
+    """Tensors that the loss is computed of, back to the last products, normalizations and gates."""
     view, specs, tensors = values.view, current(), set[str]()
     forward = values.scaling.forward
+    ends = _gates(values) | {
+        node.name for node in values.forward_nodes if specs.spec(node.op).family in PRODUCTS_AND_NORMS
+    }
     for node in reversed(list(values.forward_nodes)) if forward else ():
         readers = (use.node for t in node.outputs if t for use in view.consumers.get(t, ()))
         leads_to_loss = forward.isdisjoint(readers) or not tensors.isdisjoint(node.outputs)
-        if leads_to_loss and specs.spec(node.op).family not in PRODUCTS_AND_NORMS:
+        if leads_to_loss and node.name not in ends:
             tensors.update(filter(view.is_float32, (*node.inputs, *node.outputs)))
     return tensors
+
+
+def _gates(values: GraphValues) -> set[str]:
+    """Nodes that multiply what comes from different last products: in a cell of an LSTM, ``o * tanh(c)``."""
+    specs, gates = current(), set[str]()
+    sources: dict[str, str] = {}  # by tensor: the last product that it comes from, or _SEVERAL
+    for node in values.forward_nodes:
+        origins = {t: sources[t] for t in node.inputs if t in sources}
+        several = len(set(origins.values())) > 1
+        if node.op.label == "Mul" and len(origins) > 1 and (several or _SEVERAL in origins.values()):
+            gates.add(node.name)
+        source = _SEVERAL if several else next(iter(origins.values()), "")
+        if specs.spec(node.op).family in PRODUCTS_AND_NORMS:
+            source = node.name
+        sources.update((t, source) for t in node.outputs if t and source)
+    return gates
 
 
 def _of_sums(node: OpNode, values: GraphValues, sums: Accumulated) -> Need | None:

@@ -1,7 +1,8 @@
 """Means that are taken off: over the batch, or weighted by shares that add up to one."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import permutations, product
+from heapq import heappop, heappush
+from itertools import product
 from typing import NamedTuple
 
 from campo_onnx.ir.view import OpNode
@@ -64,9 +65,10 @@ def means_removed(values: GraphValues) -> Mapping[str, str]:
     count. Means are those over samples, tokens and positions, which the gradient of a weight sums over: axes
     before the last, the first and any other, and the last of tensors that are as large as what a convolution
     along positions reads or writes. What multiplies both ``g`` and its mean, as the scale of a batch
-    normalization does, is needed as exactly. Not meant are means over features, which are rounded token by
-    token, nor those over images: inputs of a convolution have less in common, and the gradients of batch
-    normalizations were right in FP16 and BF16.
+    normalization does, is needed as exactly. Not meant are sums of what comes out of attention, as
+    FlashAttention computes them, means over features, which are rounded token by token, and those over
+    images: inputs of a convolution have less in common, and the gradients of batch normalizations were right
+    in FP16 and BF16.
     """
     search, nodes = _Search(values), Labels()
     for node in filter(lambda node: node.outputs, values.view.nodes):
@@ -86,6 +88,8 @@ class _Search:
         self._summed: dict[str, str] = {}  # by its sum
         self._divided: set[str] = set()  # what is divided by its sum
         self._origins: dict[str, str] = {}
+        self._places = {node.name: place for place, node in enumerate(self._view.nodes)}
+        self._walk = Walk[str](())  # behind differences
         convolutions = (n for n in self._view.nodes if n.op in WEIGHTED - CONTRACTIONS)
         shapes = {self._view.shape(t) for n in convolutions for t in (n.inputs[0], n.outputs[0])}
         self._of_convolutions = {s for s in shapes if s and len(s) == _RANK_OF_TOKENS}
@@ -112,7 +116,7 @@ class _Search:
             self._rows.add(node.outputs[1])
         if (moved := self._moved(node)) is not None:
             self._origins[output] = self._origin(moved)
-            self._addends[output] = self._of(moved, -1 if node.op.label == "Neg" else 1)
+            self._addends[output] = self._of(moved, -1 if node.op.label in ("Neg", "Sub") else 1)
         elif terms := self._terms(node):
             own = () if output in self._rows else self._of(output)
             self._addends[output] = (*own, *(a for term in terms for a in term))[:_MOST_ADDENDS]
@@ -125,15 +129,22 @@ class _Search:
     def removing(self, node: OpNode) -> list[str]:
         """Nodes between a mean and a difference from it whose rounding is the same all along a row."""
         if node.op in _GRADIENTS:
-            return [node.name, *self._behind(node)]
+            return [node.name, *self._behind(node.inputs[1:])]  # of (gradient, shares)
         names: list[str] = []
         removed: set[_Addend] = set()
-        for terms, others in permutations(self._terms(node), 2):
-            for total, other in product(terms, others):
-                if not total.terms or other.terms or total.sign == other.sign:
+        terms = self._terms(node)
+        totals = [(i, a) for i, term in enumerate(terms) for a in term if a.terms]
+        others = [(i, a) for i, term in enumerate(terms) for a in term if not a.terms] if totals else []
+        of_factor: dict[str, list[tuple[int, _Addend]]] = {}
+        for i, a in others:
+            for factor in a.factors:
+                of_factor.setdefault(factor, []).append((i, a))
+        for place, total in totals:
+            for its, other in dict.fromkeys(o for t in sorted(total.terms) for o in of_factor.get(t, ())):
+                if place == its or total.sign == other.sign:
                     continue
                 if self._is_weighted(total, other):
-                    names += [node.name, *self._behind(node)]
+                    names += [node.name, *self._behind(node.inputs)]
                 elif total.is_over_samples and total.terms | total.factors <= other.factors:
                     names += [node.name, *self._computing(total, other.factors - total.terms, node)]
                     removed.add(total)
@@ -159,11 +170,11 @@ class _Search:
         """A sum over many values, also by a product with ones, or of the products of two rows."""
         sign, summed = 1, summed_input(node, self._view)
         tensors: tuple[str, ...] = () if summed is None else (summed,)
-        if node.op in CONTRACTIONS and len(node.inputs) == 2:
-            numbers = [t for t in node.inputs if self._values.number(t) is not None]
+        if node.op in CONTRACTIONS and (len(node.inputs) == 2 or self._values.number(node.inputs[2]) == 0.0):
+            numbers = [t for t in node.inputs[:2] if self._values.number(t) is not None]
             if numbers or is_row_by_row(node, self._view):
-                tensors = tuple(t for t in node.inputs if t not in numbers)
-                sign = self._sign(*numbers)
+                tensors = tuple(t for t in node.inputs[:2] if t not in numbers)
+                sign = self._sign(*numbers) * (-1 if float(node.attributes.get("alpha", 1.0)) < 0.0 else 1)
         if not tensors:
             return ()
         self._summed[node.outputs[0]] = self._origin(tensors[0])
@@ -212,7 +223,7 @@ class _Search:
                 walk.add(producer.inputs)
             if is_mean and tensor in self._summed:
                 summed.add(self._summed[tensor])
-        on_one_side = self._carriers(summed, total.terms) ^ self._carriers(node.inputs, total.terms)
+        on_one_side = self._on_one_side(summed, node.inputs, total.terms)
         for name in sorted(on_one_side) if summed else ():
             scales = self._view.node[name].inputs if self._view.node[name].op in SCALES else ()
             if any(self._origin(t) in self._rows or self._is_factor(t, factors) for t in scales):
@@ -222,22 +233,47 @@ class _Search:
         """Whether a tensor is a product of some of the factors."""
         return any(a.factors and a.factors <= factors for a in self._addends.get(tensor, ())[:1])
 
-    def _carriers(self, tensors: Iterable[str], factors: frozenset[str]) -> set[str]:
-        """Nodes that a product comes through, by what moves, scales or adds to it."""
-        walk, names = Walk(tensors), set[str]()
-        for tensor in walk:
-            producer, addends = self._view.producer.get(tensor), self._addends.get(tensor, ())
-            if producer is not None and any(factors <= a.factors for a in addends):
-                names.add(producer.name)
-                walk.add(producer.inputs)
+    def _on_one_side(self, ones: Iterable[str], others: Iterable[str], factors: frozenset[str]) -> set[str]:
+        """Nodes that a product comes through to one of two groups of tensors only.
+
+        They are the carriers: what moves, scales or adds to it. Last ones first, until all left lead to both.
+        """
+        sides: dict[int, int] = {}  # of the producers that are due, by place: 1, 2, or 3 for both
+        due: list[int] = []
+        unlike = 0
+
+        def reach(tensors: Iterable[str], side: int) -> None:
+            nonlocal unlike
+            for tensor in tensors:
+                producer = self._view.producer.get(tensor)
+                if producer is None or not any(factors <= a.factors for a in self._addends.get(tensor, ())):
+                    continue
+                place = self._places[producer.name]
+                before = sides.get(place, 0)
+                if not before:
+                    heappush(due, -place)
+                sides[place] = before | side
+                unlike += (before | side != 3) - (before in (1, 2))
+
+        reach(ones, 1)
+        reach(others, 2)
+        names: set[str] = set()
+        while due and unlike:
+            place = -heappop(due)
+            node, side = self._view.nodes[place], sides.pop(place)
+            if side != 3:
+                unlike -= 1
+                names.add(node.name)
+            reach(node.inputs, side)
         return names
 
-    def _behind(self, node: OpNode) -> Iterator[str]:
-        """Nodes from shares to a difference whose rounding is the same all along a row.
+    def _behind(self, tensors: Iterable[str]) -> Iterator[str]:
+        """Nodes from shares to a difference whose rounding is the same all along a row, but for earlier ones.
 
         They are the softmax, sums, what is computed of sums only, and what multiplies by it.
         """
-        walk = Walk(node.inputs)
+        walk = self._walk
+        walk.add(tensors)
         for tensor in walk:
             producer = self._view.producer.get(tensor)
             if producer is None:
@@ -298,6 +334,11 @@ class _Search:
         """The tensor that a node only moves, changes the sign of, or replaces by constants in places."""
         if node.op in MOVES or node.op.label == "Neg":
             return node.inputs[0]
+        if node.op.label in ("Add", "Sub"):  # 0 - x, x + 0
+            others = (1, 0) if node.op.label == "Add" else (1,)
+            return next(
+                (node.inputs[i] for i in others if self._values.number(node.inputs[1 - i]) == 0.0), None
+            )
         if node.op.label != "Where":
             return None
         varying = [t for t in node.inputs[1:] if not self._values.is_constant(t)]

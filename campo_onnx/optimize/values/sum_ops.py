@@ -32,6 +32,7 @@ _SCATTERS = op_keys("ScatterElements ScatterND")
 WEIGHTED = CONTRACTIONS | op_keys("Conv ConvTranspose")
 _ALWAYS_SUMS = op_keys("AveragePool CumSum")
 _MANY_TERMS = 16
+_MOST_MOVES = 32  # that are followed back, so that the time is linear in the length of a chain
 
 
 def squared(node: OpNode, view: GraphView) -> str | None:
@@ -114,11 +115,13 @@ def reduced_axes(node: OpNode, view: GraphView) -> list[int]:
         return summed_axes(node, 0, view)
     rank = len(view.shape(node.inputs[0]) or ())
     own = view.values.get(node.inputs[1]) if len(node.inputs) > 1 else node.attributes.get("axes")
-    return sorted({int(axis) % rank for axis in own}) if own is not None and len(own) else [*range(rank)]
+    if own is None or not len(own) or not rank:
+        return [*range(rank)]
+    return sorted({int(axis) % rank for axis in own})
 
 
 def summed_axes(node: OpNode, position: int, view: GraphView) -> list[int]:
-    """The axes of an input that a reduction or a product of matrices adds up along; none where unknown."""
+    """The axes of an input that a node adds up along, if it is a reduction or a product; none where unknown."""
     if node.op.op_type.startswith("Reduce") and "equation" not in node.attributes:
         return reduced_axes(node, view)
     shapes = [view.shape(t) for t in node.inputs]
@@ -136,7 +139,9 @@ def summed_axes(node: OpNode, position: int, view: GraphView) -> list[int]:
 def axes_before(tensor: str, axes: list[int], view: GraphView) -> tuple[tuple[int, ...], list[int]]:
     """The shape of a tensor before it was moved and scaled, and which axes of it some of its own were."""
     producer = view.producer.get(tensor)
-    while producer is not None and producer.op in SCALED:
+    for _ in range(_MOST_MOVES):
+        if producer is None or producer.op not in SCALED:
+            break
         after = view.shape(tensor)
         own = producer.inputs[:1] if producer.op in MOVES else producer.inputs
         tensor_before = next((t for t in own if t in view.producer and view.shape(t) == after), own[0])

@@ -16,6 +16,7 @@ SIDE = {
     "shares": f32(np.full((64, 64), -1 / 64)), "few": f32(0.1), "eps": f32(1e-3), "count": f32(64),
     "row": i64(1, 64), "parts": i64(8, -1, 64), "variances": f32(np.ones(64)), "means": f32(np.zeros(64)),
     "channels": i64(1, 64, 1), "every": i64(4, 64, 1), "less": f32(-1 / 256), "square": i64(64, 64),
+    "every_one": f32(np.ones((64, 64))),
 }  # fmt: skip
 MASK = f32(RANDOM.random((64, 64)) > 0.5)
 OUTPUTS = "float[64,64] y, float loss"
@@ -83,6 +84,10 @@ OVER_SAMPLES = {
     "by Gemm": "t = Gemm<transA=1>(g, column) u = Transpose(t) q = Div(u, count) d = Sub(g, q)",
     "by a matrix of shares": "t = MatMul(shares, g) d = Add(t, g)",
     "by Einsum": 't = Einsum<equation="ij->j">(g) q = Div(t, count) d = Sub(g, q)',
+    "of the negative by a difference": "i = Sub(o, g) t = ReduceMean(i, zero) d = Add(g, t)",
+    "of a sum with zero": "i = Add(g, o) t = ReduceMean(i, zero) d = Sub(g, t)",
+    "by Gemm and its factor": "t = Gemm<alpha=-0.015625>(every_one, g) d = Add(g, t)",
+    "by Gemm and a zero": "t = Gemm(ones, g, o) q = Div(t, count) d = Sub(g, q)",
     "by Einsum and ones": 't = Einsum<equation="n,nc->c">(vector, g) q = Div(t, count) d = Sub(g, q)',
 }
 CHANNELS = {
@@ -156,6 +161,21 @@ def test_the_gradient_of_a_softmax_in_one_node_reads_exact_shares():
 def test_what_scales_a_gradient_and_its_mean_stays_fp32_with_them():
     names = {"ReduceSum", "Mul_2", "Mul_3", "Reshape", "Add", "Reshape_1", "Expand", "GatedAdd"}
     assert exact(CASES["samples and positions"]) == names  # s, p, q, r, c, i, j and d
+
+
+def test_a_mean_that_a_layer_normalization_gives_counts():
+    body = "i = Transpose(g) n, mu = LayerNormalization(i, variances) t = Transpose(mu) d = Sub(g, t)"
+    assert exact(Case(GRADIENT + body + OF_WEIGHTS, SIDE, COMMON, OUTPUTS)) == {"Transpose_1", "Sub"}  # t, d
+
+
+def test_means_of_an_inference_graph_go_low():
+    body = GRADIENT.replace("loss = ReduceMean<keepdims=0>(h)", "") + OVER_SAMPLES["by hand"] + OF_WEIGHTS
+    assert not exact(Case(body, SIDE, COMMON))
+
+
+def test_a_reduction_of_unknown_shape_is_planned():
+    body = "b = Greater(x, o) c = Compress(x, b) t = ReduceMean<keepdims=1>(c, zero) y = Add(x, t)"
+    assert not exact(Case(body, SIDE, COMMON))
 
 
 @pytest.mark.parametrize(
