@@ -121,7 +121,7 @@ def reduced_axes(node: OpNode, view: GraphView) -> list[int]:
 
 
 def summed_axes(node: OpNode, position: int, view: GraphView) -> list[int]:
-    """The axes of an input that a node adds up along, if it is a reduction or a product; none where unknown."""
+    """The axes of an input that a node adds up along, if it reduces or multiplies; none where unknown."""
     if node.op.op_type.startswith("Reduce") and "equation" not in node.attributes:
         return reduced_axes(node, view)
     shapes = [view.shape(t) for t in node.inputs]
