@@ -110,8 +110,9 @@ class Reference:
     def own_error(self) -> Mapping[str, float]:
         """Relative error of FP32 itself, by output.
 
-        An output that this would excuse is computed a third time, and the least distance of two counts: where
-        a rectifier chooses otherwise in one of three runs, that says nothing of the rest.
+        It is the distance of two runs. An output that it would excuse is computed a third time, and the least
+        distance counts: a rectifier that chooses otherwise in one run says nothing of the rest. Of outputs
+        with few elements, which may be alike by chance, it is the largest.
         """
         errors, doubtful = {}, dict[str, NDArray[Any]]()
         for name, moved in self._moved_in_last_bit(seed=0):

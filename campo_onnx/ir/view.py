@@ -222,7 +222,7 @@ class GraphView:
             for name in {tensor, tensor.partition(".")[2]}:
                 alike.setdefault(self.shape(tensor), {}).setdefault(name, []).append(tensor)
         trained: set[str] = set()
-        unnamed: set[tuple[int, ...] | None] = set()  # shapes of outputs that are called after no input
+        unnamed: set[tuple[int, ...] | None] = set()  # shapes of outputs whose names hold that of no input
         for output in filter(self.is_float32, self.outputs):
             named = alike.get(self.shape(output), {})
             inputs = next((named[part] for part in _parts_of_name(output) if part in named), None)

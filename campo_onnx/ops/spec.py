@@ -48,7 +48,7 @@ class Family(Enum):
 PRODUCTS_AND_NORMS = frozenset(
     {Family.MATRIX_PRODUCT, Family.CONVOLUTION, Family.RECURRENT, Family.ATTENTION, Family.NORMALIZATION}
 )
-"""Families whose results are no more exact than their inputs are: rounding these once more is as good."""
+"""Families whose results carry the errors of their inputs: to round those once more adds little."""
 
 
 class Movement(Enum):

@@ -28,8 +28,8 @@ MODELS = {
 """How many parameters of each shallow variant are trained."""
 
 SEEDS = {"inception3": (2, 4, 3)}
-"""Where one rectifier's input is zero but for rounding, two libraries may see it on two sides of zero, which
-depends on the processor. A wrong gradient is wrong with every seed."""
+"""Seeds of which one must agree. Where the input of a rectifier is nothing but rounding error, its sign
+differs between libraries and processors, and the gradient with it. A wrong translation fails every seed."""
 
 LR = 0.05
 # Adam divides by the root of the second moment: beside an epsilon of 1e-8, the noise of a gradient that is

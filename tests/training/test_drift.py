@@ -110,16 +110,16 @@ def test_what_fp32_loses_of_few_numbers_is_the_largest_of_three_distances(seed):
     assert {"sum", "noise"} <= reference(FEW, {"x": x, "z": z}).zero_but_for_rounding
 
 
-CANCELS = """(float[4,8] x, float[4,8] z) => (float[4,8] gradient, float[4,8] rest)
+CANCELLATION = """(float[4,8] x, float[4,8] z) => (float[4,8] gradient, float[4,8] rest)
              { gradient = Mul(x, x) s = Add(x, z) q = Mul(s, s) rest = Sub(q, gradient) }"""
 
 
 def test_what_fp32_hardly_knows_is_not_held_against_the_size_of_its_kind():
     """(x + z)^2 - x^2, where z is a thousandth of x: FP32 knows it to 1e-4, so to lose all of it counts."""
-    given = reference(CANCELS, {"x": X, "z": 1e-3 * X[::-1].copy()})
-    assert 1 / FEWER_BITS / 10 < given.own_error["rest"] < 1e-3
-    off = {**given.outputs, "rest": np.zeros_like(X)}
-    assert given.drift_of(off)["rest"] == pytest.approx(1 / (10 * FEWER_BITS * given.own_error["rest"]))
+    fp32 = reference(CANCELLATION, {"x": X, "z": 1e-3 * X[::-1].copy()})
+    assert 1 / FEWER_BITS / 10 < fp32.own_error["rest"] < 1e-3
+    off = {**fp32.outputs, "rest": np.zeros_like(X)}
+    assert fp32.drift_of(off)["rest"] == pytest.approx(1 / (10 * FEWER_BITS * fp32.own_error["rest"]))
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan])
