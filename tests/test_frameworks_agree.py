@@ -33,7 +33,7 @@ EXPLAINED = {
     "a value that overflows",
     "squares of unknown size that are summed",
     "sums of thousands of values",
-    "an operator without an ONNX schema",
+    "an operator that has no schema in ONNX",
     COSTS,
     "not between low nodes",
     "means that are taken off, which would be off all along a row",

@@ -11,7 +11,7 @@ class Refused(Enum):
     """
 
     NO_FP32 = "computes no FP32"
-    NO_SCHEMA = "an operator without an ONNX schema"
+    NO_SCHEMA = "an operator that has no schema in ONNX"
     NO_VARIANT = "{op} has no {low} variant in this opset"
     NO_CAST = "Cast makes no {low} in opset {opset}"
     UNKNOWN_TYPE = "the type of {what} {position} is unknown or not a tensor"
