@@ -143,6 +143,6 @@ def test_a_comparison_can_fail(kind: str, monkeypatch: pytest.MonkeyPatch) -> No
         against_torch, "export_training_step", lambda *a, **k: wrong(exporting(*a, **k), kind)
     )
     if kind == "new.":
-        assert max(parameters_deviate("resnet50").values()) > 5e-5
+        assert max(parameters_deviate("resnet50", seed=0).values()) > 5e-5
     else:
-        assert gradients_deviate("resnet50") > 5e-5
+        assert gradients_deviate("resnet50", seed=0) > 5e-5
