@@ -1,6 +1,7 @@
 """Products and sums multiplied out: what each tensor adds up, and what is the same all along a row."""
 
-from itertools import product
+from collections.abc import Iterator
+from itertools import permutations, product
 from typing import NamedTuple
 
 from campo_onnx.ir.view import OpNode
@@ -48,6 +49,11 @@ class Addend(NamedTuple):
 Addends = tuple[Addend, ...]
 
 
+def _matrix_product(one: frozenset[str], other: frozenset[str]) -> str:
+    """A name for a product of matrices by its factors, however it is written or transposed."""
+    return " @ ".join(sorted(" * ".join(sorted(factors)) for factors in (one, other)))
+
+
 class Expansions:
     """The addends of tensors, up to views and to what replaces parts of them by constants.
 
@@ -63,6 +69,8 @@ class Expansions:
         self._summed: dict[str, str] = {}  # by its sum
         self._shares: set[str] = set()  # what is divided by its sum
         self._origins: dict[str, str] = {}
+        self._names: dict[str, str] = {}  # of products of matrices, by what they multiply
+        self._multiplied: dict[str, tuple[frozenset[str], frozenset[str]]] = {}  # by that name
         convolutions = (n for n in self._view.nodes if n.op in WEIGHTED - CONTRACTIONS)
         shapes = {self._view.shape(t) for n in convolutions for t in (n.inputs[0], n.outputs[0])}
         self._of_convolutions = {s for s in shapes if s and len(s) == _RANK_OF_TOKENS}
@@ -70,6 +78,10 @@ class Expansions:
     def add(self, node: OpNode) -> None:
         """Expand the output of a node whose inputs are expanded."""
         self._add_rows(node)
+        if node.op in CONTRACTIONS and len(node.inputs) == 2:
+            one, other = (self.of(t)[0].factors for t in node.inputs)
+            self._names[node.outputs[0]] = name = _matrix_product(one, other)
+            self._multiplied[name] = one, other
         output, divisor = node.outputs[0], self.origin(node.inputs[-1]) if node.inputs else ""
         if (moved := self._moved(node)) is not None:
             self._origins[output] = self.origin(moved)
@@ -91,7 +103,7 @@ class Expansions:
             return addends if sign > 0 else tuple(a._replace(sign=-a.sign) for a in addends)
         if not tensor or self._is_scale(tensor):
             return (Addend(sign=sign * self._sign(tensor)),)
-        return (Addend(frozenset((tensor,)), sign),)
+        return (Addend(frozenset((self._names.get(tensor, tensor),)), sign),)
 
     def expanded(self, tensor: str) -> Addends:
         """Give the addends of a tensor; none if it is not expanded."""
@@ -129,6 +141,10 @@ class Expansions:
     def is_product(self, tensor: str) -> bool:
         """Whether a tensor is a product, element by element."""
         return tensor in self._products
+
+    def has_weighted_mean(self, tensor: str) -> bool:
+        """Whether a tensor is a product, element by element, with means that shares weight."""
+        return any(len([*self._summands(a.factors)]) > 1 for a in self.expanded(tensor)[:1])
 
     def are_shares(self, tensor: str) -> bool:
         """Whether the elements of each row of a tensor add up to one."""
@@ -177,11 +193,22 @@ class Expansions:
         is_over_samples = self._are_samples(tensors[0], axes)
         parts = [a for a in self.of(tensors[0]) if a.terms] if len(tensors) == 1 else []
         for one in [] if parts else self._product(*tensors)[:1]:
-            parts = [Addend(frozenset(), one.sign, one.factors, rank)]
+            parts = [Addend(frozenset(), one.sign, terms, rank) for terms in self._summands(one.factors)]
         return tuple(
             a._replace(is_over_samples=a.rank <= _RANK_OF_TOKENS and (is_over_samples or a.is_over_samples))
             for a in parts
         )
+
+    def _summands(self, factors: frozenset[str]) -> Iterator[frozenset[str]]:
+        """Factors whose product is summed; of ``g * (p @ v)`` with shares ``p``, also ``p * (g @ v.T)``.
+
+        FlashAttention sums the former over features, which is the sum of the latter over keys.
+        """
+        yield factors
+        for factor in sorted(factors & self._multiplied.keys()):
+            for shares, rows in permutations(self._multiplied[factor]):
+                if any(map(self.are_shares, shares)):
+                    yield shares | {_matrix_product(factors - {factor}, rows)}
 
     def _are_samples(self, tensor: str, axes: list[int]) -> bool:
         """Whether axes are those of samples, tokens or positions, and another is left, in a training step."""
@@ -206,7 +233,7 @@ class Expansions:
 
     def _moved(self, node: OpNode) -> str | None:
         """The tensor that a node only moves, changes the sign of, or replaces by constants in places."""
-        if node.op in MOVES or node.op.label == "Neg":
+        if node.op in MOVES or node.op.label in ("Dropout", "Neg"):
             return node.inputs[0]
         if node.op.label in ("Add", "Sub"):  # 0 - x, x + 0
             others = (1, 0) if node.op.label == "Add" else (1,)

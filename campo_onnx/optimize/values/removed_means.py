@@ -20,16 +20,17 @@ def means_removed(values: GraphValues) -> Mapping[str, str]:
     Rows of keys and values that are much alike give a gradient ``g`` of which most is the same all along a
     row, and cancels. A rounded sum leaves the same part of it in the whole row, which adds up in the product
     that follows, and so do shares ``y`` that are alike, as attention begins with: they round alike, and no
-    longer add up to one. Roundings of ``g`` and ``y * g`` differ from element to element, and average out.
+    longer add up to one. Roundings of ``g`` and ``y * g`` differ from element to element, and average out;
+    those of ``O * dO``, the attention's output and its gradient, whose sum FlashAttention takes in place of
+    ``sum(y * g)``, do not.
 
     Shares ``y`` come from a softmax, or are ``e / sum(e)``; factors that are the same all along a row do not
     count. Means are those over samples, tokens and positions, which the gradient of a weight sums over: axes
     before the last, the first and any other, and the last of tensors that are as large as what a convolution
     along positions reads or writes. What multiplies both ``g`` and its mean, as the scale of a batch
-    normalization does, is needed as exactly. Not meant are sums of what comes out of attention, as
-    FlashAttention computes them, means over features, which are rounded token by token, and those over
-    images: inputs of a convolution have less in common, and the gradients of batch normalizations were right
-    in FP16 and BF16.
+    normalization does, is needed as exactly. Not meant are means over features, which are rounded token by
+    token, and those over images: inputs of a convolution have less in common, and the gradients of batch
+    normalizations were right in FP16 and BF16.
     """
     expansions, nodes = Expansions(values), Labels()
     search = _Search(values.view, expansions)
@@ -65,7 +66,7 @@ class _Search:
                 if place == its or total.sign == other.sign:
                     continue
                 if self._is_weighted(total, other):
-                    names += [node.name, *self._behind(node.inputs)]
+                    names += [node.name, *self._behind((*node.inputs, *total.terms))]
                 elif total.is_over_samples and total.terms | total.factors <= other.factors:
                     names += [node.name, *self._computing(total, other.factors - total.terms, node)]
                     removed.add(total)
@@ -151,7 +152,8 @@ class _Search:
                 yield producer.name
                 continue
             is_sum = any(a.terms for a in self._expansions.expanded(tensor)[:1])
-            if is_sum or any(map(self._expansions.is_row, (tensor, *producer.inputs))):
+            is_row = any(map(self._expansions.is_row, (tensor, *producer.inputs)))
+            if is_sum or is_row or self._expansions.has_weighted_mean(tensor):
                 yield producer.name
             elif self._expansions.origin(tensor) == tensor and not self._expansions.is_product(tensor):
                 continue

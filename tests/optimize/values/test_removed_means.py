@@ -29,6 +29,7 @@ ALIKE = {
 SHARES = "h = MatMul(x, w) p = Softmax(h) "
 BY_HAND = "h = MatMul(x, w) a = ReduceMax(h, ax) f = Sub(h, a) e = Exp(f) s = {} p = Div(e, s) "
 BACKWARD = "z = MatMul(p, v) loss = ReduceMean<keepdims=0>(z) dz = Mul(n, scale) g = MatMul(dz, v) "
+ATTENDED = BACKWARD.replace("g = MatMul(dz, v)", "vt = Transpose(v) g = MatMul(dz, vt)")
 REMOVED = "u = Mul(p, t) d = Sub(q, u) y = MatMul(d, k)"
 BY_SHARES = {
     "the gradient of a softmax": SHARES + BACKWARD + "q = Mul(g, p) t = ReduceSum(q, ax) " + REMOVED,
@@ -57,6 +58,20 @@ BY_SHARES = {
     + """q = Div(g, s) c = Mul(g, e) b = Mul(s, s) i = Reciprocal(b) r = Mul(c, i) j = Neg(r)
     t = ReduceSum(j, ax) u = Add(q, t) d = Mul(u, e) y = MatMul(d, k)""",
 }  # fmt: skip
+
+# The sum as FlashAttention has it, of the attention's output; that is a product, and rounded.
+BY_OUTPUT = {
+    "by hand": SHARES + ATTENDED
+    + "q = Mul(dz, z) t = ReduceSum(q, ax) d = Sub(g, t) u = Mul(p, d) y = MatMul(u, k)",
+    "behind a dropout": SHARES
+    + ATTENDED.replace("MatMul(p, v)", "MatMul(a, v)").replace("z =", "a, kept = Dropout(p, few) z =", 1)
+    + """q = Mul(z, dz) t = ReduceSum(q, ax) c = Neg(t) i = Where(kept, g, o) j = Add(i, c) d = Mul(p, j)
+    y = MatMul(d, k)""",
+    "by Einsum": SHARES + ATTENDED
+    + """q = Einsum<equation="ij,ij->i">(dz, z) t = Unsqueeze(q, ax) u = Mul(p, t) i = Mul(g, p) d = Sub(i, u)
+    y = MatMul(d, k)""",
+}  # fmt: skip
+LESS_ALIKE = ALIKE | {"v": normal(64, 64, mean=0.5)}
 
 COMMON = {
     "x": normal(64, 64, mean=4), "w": ALIKE["w"], "m": MASK, "v": normal(64, 64, size=1 / 4, mean=1),
@@ -100,6 +115,7 @@ SCALED = """h = MatMul(w, x) loss = ReduceMean<keepdims=0>(h) dh = Mul(g, scale)
 
 CASES = {
     **{f"shares: {name}": Case(body, SIDE, ALIKE, OUTPUTS) for name, body in BY_SHARES.items()},
+    **{f"output: {name}": Case(body, SIDE, LESS_ALIKE, OUTPUTS) for name, body in BY_OUTPUT.items()},
     **{
         f"samples: {name}": Case(GRADIENT + body + OF_WEIGHTS, SIDE, COMMON, OUTPUTS)
         for name, body in OVER_SAMPLES.items()
