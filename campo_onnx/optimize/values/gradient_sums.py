@@ -1,20 +1,34 @@
-"""Sums of gradients that FP16 gets wrong: without a loss scale, and with a large one."""
+"""Sums of gradients that a low precision gets wrong: without a loss scale, with a large one, of products."""
 
-from campo_onnx.ir.view import GraphView, TensorKind
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+
+from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ir.walk import Walk
+from campo_onnx.ops.key import op_keys
+from campo_onnx.ops.registry import current
+from campo_onnx.ops.spec import Family
 from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.sum_ops import (
     MOVES,
+    MOVES_AND_PARTS,
     MOVES_AND_SIGNS,
     NORMALIZED,
+    SCALED,
     SCALES,
     SUMS,
+    WEIGHTED,
+    contracted_terms,
     is_mean,
+    is_sum,
     leading_to_sums,
+    summed_input,
     terms_of,
 )
+from campo_onnx.optimize.values.walk import Labels
 
 _TERMS_OF_A_BATCH = 1 << 16
+_MULTIPLES = SCALED | MOVES_AND_PARTS | op_keys("Concat Pad")
 
 
 def gradient_products_summed(values: GraphValues) -> frozenset[str]:
@@ -124,3 +138,69 @@ def scaled_gradients_summed(values: GraphValues) -> frozenset[str]:
         if terms > 1:
             summed[node.outputs[0]] = terms
     return frozenset(nodes)
+
+
+def products_summed(values: GraphValues, removed: Mapping[str, str]) -> Mapping[str, str]:
+    """Find products for each sample that are summed, of a tensor whose mean over samples has been taken off.
+
+    The gradient of a weight is such a sum where a product for each sample takes less time than one of all.
+    Whatever the samples of the other factor have in common is in each product, and cancels in the sum; the
+    rounding of a product does not. One product of all samples would add up in FP32. Factors whose own mean
+    has been taken off have little in common.
+
+    `removed` names the nodes that compute such means, and the tensors that are left.
+    """
+    view, nodes = values.view, Labels()
+    means: dict[str, int] = {}  # elements of the smallest mean, by the tensor that is left
+    for name, centered in removed.items():
+        if is_sum(view.node[name], values):
+            elements = view.tensors[view.node[name].outputs[0]].elements or 0
+            means[centered] = min(elements, means.get(centered, elements))
+    functions = _functions_of(means, view) if means else frozenset[str]()
+    for node in view.nodes if means else ():
+        tensor = summed_input(node, view) or ""
+        product = view.producer.get(view.origin(tensor, MOVES))
+        if product is None or product.op not in WEIGHTED:
+            continue
+        terms = terms_of(node, view) * contracted_terms(product, view)
+        for factor, other in zip(product.inputs[:2], product.inputs[1::-1], strict=True):
+            for centered in () if other in functions else means.keys() & _multiples(factor, view):
+                # Zeros around an image add a few terms to those of all samples and positions.
+                if means[centered] * terms < 2 * (view.tensors[centered].elements or 0):
+                    nodes.mark((node.name, *_back_to(product, tensor, view)), centered)
+    return nodes
+
+
+def _functions_of(tensors: Iterable[str], view: GraphView) -> AbstractSet[str]:
+    """The tensors that are computed element by element of some tensors alone, and of rows and constants."""
+    specs, functions = current(), set(tensors)
+    for node in view.nodes:
+        if specs.spec(node.op).family is Family.ELEMENTWISE or node.op in _MULTIPLES:
+            wide = _wide(node, view)
+            functions.update(node.outputs if wide and functions.issuperset(wide) else ())
+    return functions
+
+
+def _multiples(tensor: str, view: GraphView) -> AbstractSet[str]:
+    """The tensors that one is computed of by moves and by factors that are the same for many elements."""
+    walk = Walk([tensor])
+    for one in walk:
+        node = view.producer.get(one)
+        wide = [] if node is None or node.op not in _MULTIPLES else _wide(node, view)
+        walk.add(wide if len(wide) == 1 else ())
+    return walk.seen
+
+
+def _wide(node: OpNode, view: GraphView) -> list[str]:
+    """The inputs of a node that have the most elements, but for constants."""
+    sizes = {t: view.tensors[t].elements or 0 for t in node.inputs if t and view.is_float32(t)}
+    return [t for t, size in sizes.items() if size == max(sizes.values()) and not view.is_constant(t)]
+
+
+def _back_to(product: OpNode, tensor: str, view: GraphView) -> Iterator[str]:
+    """The names of a product and of the nodes that move what it computes."""
+    yield product.name
+    while tensor not in product.outputs:
+        node = view.producer[tensor]
+        yield node.name
+        tensor = node.inputs[0]

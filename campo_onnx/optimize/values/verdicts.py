@@ -9,7 +9,11 @@ from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.plan.reason import Reason, Verdict
 from campo_onnx.optimize.values.accuracy import needed_exactly
 from campo_onnx.optimize.values.close import cancelling_squares, close_differences
-from campo_onnx.optimize.values.gradient_sums import gradient_products_summed, scaled_gradients_summed
+from campo_onnx.optimize.values.gradient_sums import (
+    gradient_products_summed,
+    products_summed,
+    scaled_gradients_summed,
+)
 from campo_onnx.optimize.values.graph_values import GraphValues, Verdicts, computed_numbers
 from campo_onnx.optimize.values.loss_scale import loss_scaling
 from campo_onnx.optimize.values.masks import unknown_masks
@@ -51,6 +55,12 @@ def value_verdicts(
         for name, verdict in rule(values):
             verdicts.setdefault(name, verdict)
     return verdicts
+
+
+def _means(values: GraphValues) -> Verdicts:
+    removed = means_removed(values)
+    for name, tensor in {**products_summed(values, removed), **removed}.items():
+        yield name, Reason.REMOVED_MEAN.of(tensor=tensor)
 
 
 def _products(values: GraphValues) -> Verdicts:
@@ -114,7 +124,7 @@ RULES: tuple[Callable[[GraphValues], Verdicts], ...] = (
     _tensors(Reason.SQUARES, squares_summed, only_narrow=True),
     _tensors(Reason.SQUARE_OF_SLOPE, squares_of_slopes, only_narrow=True),
     _tensors(Reason.CANCELLATION, cancelling_squares),
-    _tensors(Reason.REMOVED_MEAN, means_removed),
+    _means,
     _tensors(Reason.UNKNOWN_MASK, unknown_masks),
     _products,
     _long_and_exact,

@@ -7,7 +7,7 @@ from campo_onnx.emulation.numerics import relative_l2
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.plan.reason import Reason
 from tests.optimize.formulas import RANDOM, Case, assert_as_in_fp32, f32, i64, normal
-from tests.optimize.small_steps import both, reasons
+from tests.optimize.small_steps import both, mixed_of, reasons
 
 FP16, BF16 = Precision.FP16, Precision.BF16
 SIDE = {
@@ -141,6 +141,26 @@ CASES["samples: of a product"] = Case(
     SIDE, COMMON, OUTPUTS,
 )  # fmt: skip
 
+# Products for each sample, summed: the gradient of a convolution's weight before a batch normalization.
+EACH = {
+    "x": normal(64, 64, 64, mean=10), "w": ALIKE["w"], "n": normal(64, 64, 64) + normal(64, 64, 1),
+    "gamma": normal(64, 1, size=1 / 8, mean=1), "scale": f32(16),
+}  # fmt: skip
+CENTERED = """h = MatMul(w, x) loss = ReduceMean<keepdims=0>(h) g = Mul(n, scale)
+    t = ReduceMean<keepdims=1>(g, {}) d = Sub(g, t) """
+PRODUCTS = {
+    "MatMul": "i = Transpose<perm=[0,2,1]>(x) p = MatMul(d, i) y = ReduceSum<keepdims=0>(p, zero)",
+    "FusedMatMul": "p = com.microsoft.FusedMatMul<transB=1>(d, x) y = ReduceSum<keepdims=0>(p, zero)",
+    "Einsum": 'p = Einsum<equation="ncl,nkl->nck">(d, x) y = ReduceSum<keepdims=0>(p, zero)',
+    "turned": """i = Transpose<perm=[0,2,1]>(d) p = MatMul(x, i) q = Transpose<perm=[2,1,0]>(p)
+    y = ReduceSum<keepdims=0>(q, two)""",
+    "scaled and padded": """c = Mul(d, gamma) i = Pad(c, pads) u = Pad(x, pads)
+    p = com.microsoft.FusedMatMul<transB=1>(i, u) y = ReduceSum<keepdims=0>(p, zero)""",
+}
+SIDE["pads"] = i64(0, 0, 1, 0, 0, 1)
+FOR_EACH = {name: Case(CENTERED.format("both") + y, SIDE, EACH, OUTPUTS) for name, y in PRODUCTS.items()}
+CASES |= {f"a product for each sample: {name}": case for name, case in FOR_EACH.items()}
+
 
 def exact(case):
     return {name for name, reason in reasons(case.model).items() if reason is Reason.REMOVED_MEAN}
@@ -182,6 +202,29 @@ def test_what_scales_a_gradient_and_its_mean_stays_fp32_with_them():
 def test_a_mean_that_a_layer_normalization_gives_counts():
     body = "i = Transpose(g) n, mu = LayerNormalization(i, variances) t = Transpose(mu) d = Sub(g, t)"
     assert exact(Case(GRADIENT + body + OF_WEIGHTS, SIDE, COMMON, OUTPUTS)) == {"Transpose_1", "Sub"}  # t, d
+
+
+@pytest.mark.parametrize("name", FOR_EACH)
+def test_products_for_each_sample_stay_fp32_up_to_their_sum(name):
+    case = FOR_EACH[name]
+    named = {n.output[0]: n.name for n in mixed_of(case.model, "fine-grained").imported.model.graph.node}
+    moved = {named["q"]} if "q" in named else set()
+    assert exact(case) == {named[t] for t in ("t", "d", "p", "y")} | moved
+
+
+@pytest.mark.parametrize(
+    ("mean", "factor"),
+    [
+        ("two", "b = Conv(x, filters)"),  # of each sample, so that its product is small
+        ("both", "a = ReduceMean<keepdims=1>(x, both) c = Sub(x, a) b = Relu(c)"),  # little in common
+    ],
+)
+def test_other_products_for_each_sample_go_low(mean, factor):
+    body = factor + " i = Transpose<perm=[0,2,1]>(b) p = MatMul(d, i) y = ReduceSum<keepdims=0>(p, zero)"
+    case = Case(CENTERED.format(mean) + body, SIDE, EACH | {"filters": normal(64, 64, 1)}, OUTPUTS)
+    assert_as_in_fp32(case, "fine-grained", BF16)
+    decided = {d.node: d.decided_by for d in mixed_of(case.model, "fine-grained").plan.decisions}
+    assert decided["ReduceMean_1"] is Reason.REMOVED_MEAN is not decided["MatMul_1"]
 
 
 def test_means_of_an_inference_graph_go_low():
