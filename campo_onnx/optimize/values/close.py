@@ -327,10 +327,9 @@ def cancelling_squares(values: GraphValues) -> Mapping[str, str]:
     """
     search, nodes = _Terms(values), Labels()
     for node in values.view.nodes:
-        if node.op in SUMS_OF_FEW and search.cancels(node):
+        search.add(node)
+        if search.cancels(node):
             nodes.mark((node.name, *search.behind(node)), node.outputs[0])
-        else:
-            search.add(node)
     return nodes
 
 
@@ -361,6 +360,8 @@ class _Terms:
                     kind.update(outputs)
         elif node.op in SUMS_OF_FEW and all(t in self._sums_of_squares for t in node.inputs):
             self._sums_of_squares.update(outputs)
+        elif self.cancels(node):
+            self._contractions.update(outputs)  # |a|^2 - 2ab, to which |b|^2 is added later
 
     def _summed(self, node: OpNode) -> str | None:
         summed = summed_input(node, self._view)
@@ -369,20 +370,36 @@ class _Terms:
         return summed
 
     def cancels(self, node: OpNode) -> bool:
-        kinds = (self._sums_of_squares, self._contractions)
-        return all(any(t in kind for t in node.inputs) for kind in kinds)
+        terms = _terms(node)
+        is_product = node.op in CONTRACTIONS or not self._contractions.isdisjoint(terms)
+        return is_product and not self._sums_of_squares.isdisjoint(terms)
 
     def behind(self, node: OpNode) -> Iterator[str]:
-        """Nodes that compute the terms of a difference, back to where their values come in."""
-        walk, seen = Walk(node.inputs), set()
-        for tensor in walk:
-            producer = self._view.producer.get(tensor)
-            if producer is None or producer.name in seen or not any(tensor in kind for kind in self._kinds):
+        """Nodes that compute the terms of a difference, back to where their values come in.
+
+        A product and a square read the same values: what moves or scales them for one of both would round
+        them for that one alone.
+        """
+        terms, operands, producer = Walk(_terms(node)), Walk(node.inputs), self._view.producer
+        for tensor in terms:
+            if tensor not in producer or not any(tensor in kind for kind in self._kinds):
                 continue
-            seen.add(producer.name)
-            yield producer.name
-            if producer.op not in CONTRACTIONS:
-                walk.add(filter(None, producer.inputs))
+            behind = producer[tensor]
+            yield behind.name
+            terms.add(_terms(behind) if behind.op in CONTRACTIONS else behind.inputs)
+            operands.add(behind.inputs)
+        for tensor in operands:
+            if tensor in producer and self._is_moved(producer[tensor]):
+                yield producer[tensor].name
+                operands.add(producer[tensor].inputs)
+
+    def _is_moved(self, node: OpNode) -> bool:
+        return node.op in MOVES_AND_SIGNS or (node.op in SCALES and any(map(self._is_constant, node.inputs)))
 
     def _is_constant(self, tensor: str) -> bool:
         return self._values.is_constant(tensor) or tensor not in self._view.tensors
+
+
+def _terms(node: OpNode) -> tuple[str, ...]:
+    """The terms that a node adds up; of a product of matrices, those added to its result."""
+    return node.inputs[2:] if node.op in CONTRACTIONS else node.inputs if node.op in SUMS_OF_FEW else ()

@@ -106,6 +106,18 @@ CASES = {
         g2 = Mul(g, two) a = Add(q, qt) d = Sub(a, g2) r = Max(d, o) y = Sqrt(r)""",
         AXIS | {"two": f(2), "o": f(0)}, feeds={"x": X * 400},
     ),
+    "a squared distance, one square at a time": Case(
+        H + """q = Mul(h, h) a = ReduceSum(q, ax) p = Mul(w, w) s = ReduceSum(p, ax) b = Reshape(s, row)
+        t = Transpose(w) g = MatMul(h, t) g2 = Mul(g, two) u = Sub(a, g2) d = Add(u, b) r = Max(d, o)
+        y = Sqrt(r)""",
+        AXIS | {"two": f(2), "o": f(0), "row": [1, 64]}, feeds={"x": EYE, "w": W + 8}, lows=(FP16, BF16),
+    ),
+    "a squared distance, a square as bias": Case(
+        H + """q = Mul(h, h) s = ReduceSum(q, ax) a = Reshape(s, row) b = Reshape(s, column)
+        g = Gemm<transB=1, alpha=-2.0>(h, h, a) d = Add(g, b) r = Max(d, o) y = Sqrt(r)""",
+        {"ax": [1], "o": f(0), "row": [1, 64], "column": [64, 1]}, feeds={"x": EYE, "w": W + 8},
+        lows=(FP16, BF16),
+    ),
     # close to zero
     "the logarithm of a softmax by hand": Case(
         H + """mx = ReduceMax(h, ax) d = Sub(h, mx) e = Exp(d) t = ReduceSum(e, ax) p = Div(e, t) l = Log(p)
