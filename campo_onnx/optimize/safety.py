@@ -1,6 +1,9 @@
 """Nodes that stay FP32 whatever the lists and the costs say: the loss and the weight update."""
 
-from collections.abc import Mapping
+import functools
+import operator
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from campo_onnx.ir.memo import remembered
@@ -8,7 +11,7 @@ from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ir.walk import Walk
 from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.registry import having, spec
-from campo_onnx.ops.spec import Family
+from campo_onnx.ops.spec import PRODUCTS_AND_NORMS, Family
 from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.lists.oplists import OpClass, OpLists
 from campo_onnx.optimize.plan.reason import Reason
@@ -16,109 +19,120 @@ from campo_onnx.optimize.plan.reason import Reason
 _ELEMENTWISE = having(Trait.ADDS, Trait.SCALES, Trait.SIGN) | op_keys(
     "Cast Clip Identity Max Min Pow Reciprocal Sign Sqrt Where"
 )
+_SCATTERS = op_keys("ScatterElements ScatterND")
+_PICKS = having(Trait.PART) | op_keys("GatherElements GatherND") | _SCATTERS
+_CARRIERS = _ELEMENTWISE | having(Trait.MOVES, Trait.EXTREME) | op_keys("Concat Pad") | _PICKS
 BOUNDARY = op_keys("com.microsoft:YieldOp")
 """The operator by which a graph of ORTModule hands tensors to the framework and takes gradients."""
 
 
-@remembered
+class _Updates(NamedTuple):
+    """New versions of graph inputs."""
+
+    earlier: Mapping[str, tuple[str, ...]]  # by graph output: the inputs that it is a new version of
+    region: frozenset[str]  # the nodes that compute them
+
+
 def weight_update(view: GraphView) -> frozenset[str]:
     """Find the nodes that write new parameters, optimizer state or running statistics.
 
-    A graph output is a new version of a graph input of its shape when the input reaches it through
-    elementwise nodes of that shape. The update is what computes it from there back to where the
-    gradient leaves the network (a MatMul, a reduction, a Transpose). Several may be joined, updated
-    at once, and cut apart again.
+    A graph output is a new version of a graph input of its shape when the input reaches it through nodes
+    that compute element by element, move elements, pick some, join some, put some in the place of others,
+    or take the largest: weights may be transposed, cut out of one long vector, or rows of a table. The
+    update is these nodes, and what computes elementwise from where the gradient leaves the network (a
+    MatMul, a reduction, a Transpose).
     """
-    return frozenset[str]().union(*(region for region, _ in _updates(view).values()))
+    return _updates(view).region
 
 
 def earlier_versions(view: GraphView) -> Mapping[str, tuple[str, ...]]:
     """Find the graph outputs that are new versions of graph inputs, and the inputs in question."""
-    return {output: earlier for output, (_, earlier) in _updates(view).items()}
+    return _updates(view).earlier
 
 
 @remembered
-def _updates(view: GraphView) -> Mapping[str, tuple[frozenset[str], tuple[str, ...]]]:
-    """Find the outputs that are new versions of inputs: the nodes that compute them, and the inputs."""
-    regions: dict[str, tuple[frozenset[str], tuple[str, ...]]] = {}
-    joined: dict[str, _Joined] = {}
-    inputs_by_shape: dict[tuple[int, ...], set[str]] = {}
-    for tensor in view.inputs:
-        if view.is_float32(tensor) and (shape := view.shape(tensor)) is not None:
-            inputs_by_shape.setdefault(shape, set()).add(tensor)
-    for output in view.outputs:
-        shape = view.shape(output)
-        if shape is None or not view.is_float32(output) or shape not in inputs_by_shape:
-            continue
-        region, reads = _joined_region(output, view, joined) or _elementwise_region(output, shape, view)
-        if earlier := reads & inputs_by_shape[shape]:
-            regions[output] = frozenset(region), tuple(sorted(earlier))
-    return regions
-
-
-class _Joined(NamedTuple):
-    """Nodes that compute all parts of a Split at once."""
-
-    region: frozenset[str]
-    sources: tuple[tuple[str, ...], ...]  # of each Concat that it reads, what is joined
-
-
-def _joined_region(
-    output: str, view: GraphView, joined: dict[str, _Joined]
-) -> tuple[set[str], set[str]] | None:
-    """Walk back from one part of a Split through what is computed of all parts at once; None for another.
-
-    `joined` remembers the walk for the other parts.
-    """
-    before: set[str] = set()
-    tensor = _unshaped(output, view, before)
-    split = view.producer.get(tensor)
-    if split is None or split.op.label != "Split" or (shape := view.shape(split.inputs[0])) is None:
-        return None
-    if split.name not in joined:
-        joined[split.name] = _of_all_parts(split, shape, view)
-    region, sources = joined[split.name]
-    part = split.outputs.index(tensor)
-    return {*region, *before}, {of_parts[part] for of_parts in sources}
-
-
-def _of_all_parts(split: OpNode, shape: tuple[int, ...], view: GraphView) -> _Joined:
-    region, reads = _elementwise_region(split.inputs[0], shape, view)
-    sources = []
-    for tensor in sorted(reads):
-        producer = view.producer.get(tensor)
-        if producer is None or producer.op.label != "Concat" or len(producer.inputs) != len(split.outputs):
-            continue
-        of_parts = tuple(_unshaped(name, view, set()) for name in producer.inputs)
-        sources.append(of_parts)
-        if any(name not in view.producer for name in of_parts):
-            region.add(producer.name)
-    return _Joined(region=frozenset(region | {split.name}), sources=tuple(sources))
-
-
-def _unshaped(tensor: str, view: GraphView, passed: set[str]) -> str:
-    """Say what a tensor was before it was reshaped, and note the nodes that did it."""
-    while (node := view.producer.get(tensor)) is not None and node.op.label == "Reshape":
-        passed.add(node.name)
-        tensor = node.inputs[0]
-    return tensor
-
-
-def _elementwise_region(output: str, shape: tuple[int, ...], view: GraphView) -> tuple[set[str], set[str]]:
-    """Walk back from `output` through elementwise nodes of `shape` or of one element."""
+def _updates(view: GraphView) -> _Updates:
+    """Follow inputs to the outputs of their shape, and go back from these."""
+    inputs = [t for t in view.inputs if view.is_float32(t) and view.shape(t) is not None]
+    alike: dict[tuple[int, ...] | None, int] = {}  # by shape: a bit for each of its inputs
+    for i, tensor in enumerate(inputs):
+        alike[view.shape(tensor)] = alike.get(view.shape(tensor), 0) | 1 << i
+    reached = _reached(view, inputs)
+    wanted: dict[str, int] = {}
+    for output in filter(view.is_float32, view.outputs):
+        if output in view.producer and (bits := _bits(reached, output) & alike.get(view.shape(output), 0)):
+            wanted[output] = bits
+    earlier = {
+        output: tuple(sorted(t for i, t in enumerate(inputs) if bits >> i & 1))
+        for output, bits in wanted.items()
+    }
     region: set[str] = set()
-    reads: set[str] = set()
-    walk = Walk([output])
-    for tensor in walk:
-        node = view.producer.get(tensor)
-        if node is None or node.name in region:
+    walk = Walk[tuple[str, tuple[int, ...] | None]](())
+    for node in reversed(view.nodes):
+        bits = _either(wanted.get(t, 0) for t in node.outputs)
+        if not bits or node.op not in _CARRIERS:
             continue
+        region.add(node.name)
+        for tensor in _carried(node):
+            wanted[tensor] = wanted.get(tensor, 0) | bits & _bits(reached, tensor)
+        walk.add((tensor, view.shape(node.outputs[0])) for tensor in filter(None, node.inputs))
+    statistics = _computed_with(region, view)
+    for tensor, shape in walk:
+        computed = view.producer.get(tensor)
         fits = view.shape(tensor) == shape or view.tensors[tensor].elements == 1
-        if node.op in _ELEMENTWISE and fits:
-            region.add(node.name)
-            reads.update(node.inputs)
-            walk.add(filter(None, node.inputs))
-    return region, reads
+        if computed is not None and computed.op in _ELEMENTWISE and fits:
+            region.add(computed.name)
+            walk.add((t, shape) for t in filter(None, computed.inputs))
+    return _Updates(earlier=earlier, region=frozenset(region | statistics))
+
+
+def _computed_with(region: AbstractSet[str], view: GraphView) -> frozenset[str]:
+    """Nodes that compute what a region reads of what it writes: the norm of a new weight."""
+    computed = {t for name in region for t in view.node[name].outputs}
+    for node in view.nodes:
+        if not computed.isdisjoint(node.inputs) and spec(node.op).family not in PRODUCTS_AND_NORMS:
+            computed.update(node.outputs)
+    wanted = computed.intersection(t for name in region for t in view.node[name].inputs)
+    statistics: set[str] = set()
+    for node in reversed(view.nodes):
+        if not wanted.isdisjoint(node.outputs):
+            statistics.add(node.name)
+            wanted.update(computed.intersection(node.inputs))
+    return frozenset(statistics)
+
+
+def _reached(view: GraphView, inputs: Iterable[str]) -> Mapping[str, tuple[int, ...]]:
+    """The inputs that come to each tensor, a bit for each; one number for each part of what is joined."""
+    reached: dict[str, tuple[int, ...]] = {tensor: (1 << i,) for i, tensor in enumerate(inputs)}
+    for node in view.nodes:
+        sources = [reached[t] for t in _carried(node) if t in reached] if node.op in _CARRIERS else []
+        if not sources:
+            continue
+        if node.op.label == "Concat":
+            parts = tuple(_bits(reached, t) for t in node.inputs)
+        else:
+            most = max(map(len, sources))
+            sources = [one if len(one) == most else (_either(one),) for one in sources]
+            parts = tuple(_either(one[i % len(one)] for one in sources) for i in range(most))
+        is_cut = node.op.label == "Split" and len(parts) == len(node.outputs)
+        for i, tensor in enumerate(node.outputs):
+            reached[tensor] = (parts[i],) if is_cut else parts
+    return reached
+
+
+def _bits(reached: Mapping[str, tuple[int, ...]], tensor: str) -> int:
+    return _either(reached.get(tensor, ()))
+
+
+def _either(bits: Iterable[int]) -> int:
+    return functools.reduce(operator.or_, bits, 0)
+
+
+def _carried(node: OpNode) -> tuple[str, ...]:
+    """The inputs whose elements, or what is computed of them, a node gives; none that it adds up by index."""
+    if node.op in _SCATTERS and node.attributes.get("reduction", "none") in ("none", b"none"):
+        return node.inputs[::2]
+    return node.inputs[:1] if node.op in _PICKS else node.inputs
 
 
 def loss(view: GraphView, lists: OpLists) -> frozenset[str]:
@@ -168,7 +182,7 @@ def loss_output(view: GraphView) -> str | None:
         if view.is_float32(t) and view.tensors[t].elements == 1 and t in view.producer
     ]
     named = [t for t in scalars if "loss" in t.lower() and "scale" not in t.lower()]
-    updated = _updates(view)
+    updated = earlier_versions(view)
     return next(iter(named or [t for t in scalars if t not in updated] or scalars), None)
 
 

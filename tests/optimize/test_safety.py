@@ -254,6 +254,54 @@ def test_running_statistics_that_are_updated_together(read):
     assert earlier_versions(read(text).view) == {"na": ("ra",), "nb": ("rb",)}
 
 
+@pytest.mark.parametrize(
+    ("rule", "nodes"),
+    [
+        # stored in another order of axes than it is updated in
+        ("[t] wt = Transpose(w) [g] gt = Transpose(g) [n] u = Sub(wt, gt) [b] new = Transpose(u)", "t n b"),
+        # cut apart, and joined again
+        (
+            """[c] w0, w1 = Split<axis=0, num_outputs=2>(w) [d] g0, g1 = Split<axis=0, num_outputs=2>(g)
+            [n0] u0 = Sub(w0, g0) [n1] u1 = Sub(w1, g1) [j] new = Concat<axis=0>(u0, u1)""",
+            "c n0 n1 j",
+        ),
+        # rows of a table
+        ("[r] r = Gather(w, id) [n] u = Sub(r, gr) [p] new = ScatterND(w, at, u)", "r n p"),
+        # SM3: the largest of each row
+        (
+            """[q] gg = Mul(g, g) [s] v = Add(s, gg) [n] ns = ReduceMax(v, axis)
+            [i] d = Div(g, v) [u] new = Sub(w, d)""",
+            "q s n i u",
+        ),
+        # a weight that is kept below a norm
+        (
+            """[d] wd = Sub(w, g) [q] qq = Mul(wd, wd) [t] t = ReduceSum(qq, axis) [r] r = Sqrt(t)
+            [m] m = Max(r, one) [n] new = Div(wd, m)""",
+            "d q t r m n",
+        ),
+    ],
+)
+def test_an_update_of_weights_that_are_moved_or_measured(read, rule, nodes):
+    state = ", float[8,1] ns" if "ns =" in rule else ""
+    text = f"""(float[8,4] xt, float[4,6] dy, float[8,6] w, float[8,1] s, float[1,6] gr, int64[1] id,
+        int64[1,1] at) => (float[8,6] new{state}) <int64[1] axis = {{1}}, float one = {{1.0}}> {{
+        [grad] g = MatMul(xt, dy)
+        {rule}
+    }}"""
+    assert update_of(read, text) == set(nodes.split())
+
+
+def test_a_gradient_that_a_scatter_adds_up_is_no_update(read):
+    text = """(float[4,6] dy, float[8,6] w, int64[4] id, int64[4,1] at) => (float[8,6] gw)
+              <int64[2] shape = {8, 6}> {
+        [rows] r = Gather(w, id)
+        [dr] dr = Mul(r, dy)
+        [zero] z = ConstantOfShape(shape)
+        [add] gw = ScatterND<reduction="add">(z, at, dr)
+    }"""
+    assert update_of(read, text) == set()
+
+
 def test_a_gradient_is_no_update(read):
     text = """(float[8,4] xt, float[4,6] g, float[8,6] w) => (float[8,6] gw, float[6] gb)
               <int64[1] axis = {0}> {
