@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import onnx
 
 from campo_onnx.errors import UnsupportedModelError, UsageError
-from campo_onnx.export.jax.shared import shared
 from campo_onnx.export.jax.state import check_arrays, names_of, tensors_of, together
 from campo_onnx.export.jax.translate import translate
 from campo_onnx.ir.exporter import export_model
@@ -75,12 +74,8 @@ def export_training_step(
     inputs, fixed = tensors_of(dict(example_inputs))
 
     def step(arguments: Mapping[str, Any]) -> dict[str, Any]:
-        @shared
-        def forward(p: Any, batch: Any) -> tuple[Any, dict[str, Any]]:
-            return _loss_and_outputs(loss(p, **together(batch, fixed)))
-
         def scaled(p: Any) -> tuple[Any, Any]:
-            value, shown = forward(p, arguments[step_naming.INPUT])
+            value, shown = _loss_and_outputs(loss(p, **together(arguments[step_naming.INPUT], fixed)))
             return (value * arguments[step_naming.LOSS_SCALE] if loss_scale else value), (value, shown)
 
         gradients, (value, shown) = jax.grad(scaled, has_aux=True)(arguments[step_naming.PARAMETER])
