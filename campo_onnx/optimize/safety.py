@@ -19,6 +19,7 @@ from campo_onnx.optimize.plan.reason import Reason
 _ELEMENTWISE = having(Trait.ADDS, Trait.SCALES, Trait.SIGN) | op_keys(
     "Cast Clip Identity Max Min Pow Reciprocal Sign Sqrt Where"
 )
+_MOVES = having(Trait.MOVES)
 _SCATTERS = op_keys("ScatterElements ScatterND")
 _PICKS = having(Trait.PART) | op_keys("GatherElements GatherND") | _SCATTERS
 _CARRIERS = _ELEMENTWISE | having(Trait.MOVES, Trait.EXTREME) | op_keys("Concat Pad") | _PICKS
@@ -40,7 +41,7 @@ def weight_update(view: GraphView) -> frozenset[str]:
     that compute element by element, move elements, pick some, join some, put some in the place of others,
     or take the largest: weights may be transposed, cut out of one long vector, or rows of a table. The
     update is these nodes, and what computes elementwise from where the gradient leaves the network (a
-    MatMul, a reduction, a Transpose).
+    MatMul, a reduction), with what moves a gradient after it was scaled.
     """
     return _updates(view).region
 
@@ -75,23 +76,31 @@ def _updates(view: GraphView) -> _Updates:
         region.add(node.name)
         for tensor in _carried(node):
             wanted[tensor] = wanted.get(tensor, 0) | bits & _bits(reached, tensor)
+        own = () if node.op in _ELEMENTWISE else node.inputs  # rows put into place, parts that are joined
         walk.add((tensor, view.shape(node.outputs[0])) for tensor in filter(None, node.inputs))
+        walk.add((tensor, view.shape(tensor)) for tensor in filter(None, own))
     statistics = _computed_with(region, view)
     for tensor, shape in walk:
-        computed = view.producer.get(tensor)
-        fits = view.shape(tensor) == shape or view.tensors[tensor].elements == 1
-        if computed is not None and computed.op in _ELEMENTWISE and fits:
-            region.add(computed.name)
-            walk.add((t, shape) for t in filter(None, computed.inputs))
+        origin = view.origin(tensor, _MOVES)  # a gradient that is moved after it was scaled
+        computed, sizes = view.producer.get(origin), {view.tensors[t].elements for t in (origin, tensor)}
+        fits = (view.shape(tensor) == shape and len(sizes) == 1) or view.tensors[tensor].elements == 1
+        if computed is None or computed.op not in _ELEMENTWISE or not fits:
+            continue
+        region.add(computed.name)
+        own_shape = shape if origin == tensor else view.shape(origin)
+        walk.add((t, own_shape) for t in filter(None, computed.inputs))
+        while tensor != origin:
+            region.add(view.producer[tensor].name)
+            tensor = view.producer[tensor].inputs[0]
     return _Updates(earlier=earlier, region=frozenset(region | statistics))
 
 
 def _computed_with(region: AbstractSet[str], view: GraphView) -> frozenset[str]:
     """Nodes that compute what a region reads of what it writes: the norm of a new weight."""
-    computed = {t for name in region for t in view.node[name].outputs}
+    computed = {t for name in region for t in view.node[name].outputs if t}
     for node in view.nodes:
         if not computed.isdisjoint(node.inputs) and spec(node.op).family not in PRODUCTS_AND_NORMS:
-            computed.update(node.outputs)
+            computed.update(filter(None, node.outputs))
     wanted = computed.intersection(t for name in region for t in view.node[name].inputs)
     statistics: set[str] = set()
     for node in reversed(view.nodes):
@@ -115,8 +124,7 @@ def _reached(view: GraphView, inputs: Iterable[str]) -> Mapping[str, tuple[int, 
             sources = [one if len(one) == most else (_either(one),) for one in sources]
             parts = tuple(_either(one[i % len(one)] for one in sources) for i in range(most))
         is_cut = node.op.label == "Split" and len(parts) == len(node.outputs)
-        for i, tensor in enumerate(node.outputs):
-            reached[tensor] = (parts[i],) if is_cut else parts
+        reached |= {t: (parts[i],) if is_cut else parts for i, t in enumerate(node.outputs) if t}
     return reached
 
 

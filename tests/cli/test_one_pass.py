@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from campo_onnx.costs.estimated import estimate
 from campo_onnx.errors import UsageError
 from campo_onnx.ir.importer import import_model
+from campo_onnx.optimize import safety
 from campo_onnx.optimize.casts import existing_versions
 from campo_onnx.optimize.problem import Problem
-from campo_onnx.optimize.safety import weight_update
 from campo_onnx.optimize.values import ranges
 from campo_onnx.planning.pipeline import decide, problem_of
 from campo_onnx.runtime.feeds import read_feeds, synthesize
@@ -62,7 +62,7 @@ def run(calls: Calls, *words: str) -> Any:
 
 def test_each_stage_is_gone_through_once(batch: Path) -> None:
     calls = Calls(
-        *(import_model, problem_of, weight_update, existing_versions, estimate, decide),
+        *(import_model, problem_of, safety._updates, existing_versions, estimate, decide),
         ranges._value_ranges,
     )
     words = ("--device", "a100", "--inputs", str(batch), "--precision", "auto", "--safety", "data")
@@ -72,7 +72,7 @@ def test_each_stage_is_gone_through_once(batch: Path) -> None:
     assert calls.count["import_model"] == 1
     assert calls.count["problem_of"] == calls.count["estimate"] == two_precisions
     assert calls.count["existing_versions"] == two_precisions
-    assert calls.count["weight_update"] == calls.count["_value_ranges"] == 1
+    assert calls.count["_updates"] == calls.count["_value_ranges"] == 1
     assert len(calls.decided) > two_precisions
     assert len({*calls.decided}) == len(calls.decided)
 

@@ -267,6 +267,16 @@ def test_running_statistics_that_are_updated_together(read):
         ),
         # rows of a table
         ("[r] r = Gather(w, id) [n] u = Sub(r, gr) [p] new = ScatterND(w, at, u)", "r n p"),
+        # rows that are added to
+        (
+            """[r] r = Mul(gr, lr) [n] n = Neg(r) [p] new = ScatterND<reduction="add">(w, at, n)""",
+            "r n p",
+        ),
+        # scaled before it is moved
+        (
+            """[d] dt = MatMul(yt, x) [r] r = Mul(dt, lr) [t] t = Transpose(r) [n] new = Sub(w, t)""",
+            "r t n",
+        ),
         # SM3: the largest of each row
         (
             """[q] gg = Mul(g, g) [s] v = Add(s, gg) [n] ns = ReduceMax(v, axis)
@@ -284,7 +294,8 @@ def test_running_statistics_that_are_updated_together(read):
 def test_an_update_of_weights_that_are_moved_or_measured(read, rule, nodes):
     state = ", float[8,1] ns" if "ns =" in rule else ""
     text = f"""(float[8,4] xt, float[4,6] dy, float[8,6] w, float[8,1] s, float[1,6] gr, int64[1] id,
-        int64[1,1] at) => (float[8,6] new{state}) <int64[1] axis = {{1}}, float one = {{1.0}}> {{
+        int64[1,1] at, float lr, float[6,4] yt, float[4,8] x) => (float[8,6] new{state})
+        <int64[1] axis = {{1}}, float one = {{1.0}}> {{
         [grad] g = MatMul(xt, dy)
         {rule}
     }}"""

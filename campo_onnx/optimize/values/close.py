@@ -342,6 +342,7 @@ class _Terms:
         self._sums_of_squares: set[str] = set()  # |x|^2
         self._contractions: set[str] = set()  # products of matrices that vary
         self._kinds = (self._squares, self._sums_of_squares, self._contractions)
+        self._walks = Walk[str](()), Walk[str](())  # behind differences, each node once: terms, and operands
 
     def add(self, node: OpNode) -> None:
         outputs = [t for t in node.outputs if t]
@@ -375,12 +376,14 @@ class _Terms:
         return is_product and not self._sums_of_squares.isdisjoint(terms)
 
     def behind(self, node: OpNode) -> Iterator[str]:
-        """Nodes that compute the terms of a difference, back to where their values come in.
+        """Nodes that compute the terms of a difference, back to where values come in, but for earlier ones.
 
         A product and a square read the same values: what moves or scales them for one of both would round
         them for that one alone.
         """
-        terms, operands, producer = Walk(_terms(node)), Walk(node.inputs), self._view.producer
+        (terms, operands), producer = self._walks, self._view.producer
+        terms.add(_terms(node))
+        operands.add(node.inputs)
         for tensor in terms:
             if tensor not in producer or not any(tensor in kind for kind in self._kinds):
                 continue

@@ -49,16 +49,10 @@ class Addend(NamedTuple):
 Addends = tuple[Addend, ...]
 
 
-def _matrix_product(one: frozenset[str], other: frozenset[str]) -> str:
-    """A name for a product of matrices by its factors, however it is written or transposed."""
-    return " @ ".join(sorted(" * ".join(sorted(factors)) for factors in (one, other)))
-
-
 class Expansions:
     """The addends of tensors, up to views and to what replaces parts of them by constants.
 
-    >>> expansions.of("d")  # d = g - p * ReduceSum(g * p)
-    (Addend(factors={"g"}), Addend(factors={"p"}, sign=-1, terms={"g", "p"}))
+    Those of ``d = g - p * ReduceSum(g * p)`` are ``g`` and, with a minus, ``p`` times the sum of ``g * p``.
     """
 
     def __init__(self, values: GraphValues) -> None:
@@ -71,6 +65,7 @@ class Expansions:
         self._origins: dict[str, str] = {}
         self._names: dict[str, str] = {}  # of products of matrices, by what they multiply
         self._multiplied: dict[str, tuple[frozenset[str], frozenset[str]]] = {}  # by that name
+        self._of_factors: dict[frozenset[frozenset[str]], str] = {}  # those names, by the factors
         convolutions = (n for n in self._view.nodes if n.op in WEIGHTED - CONTRACTIONS)
         shapes = {self._view.shape(t) for n in convolutions for t in (n.inputs[0], n.outputs[0])}
         self._of_convolutions = {s for s in shapes if s and len(s) == _RANK_OF_TOKENS}
@@ -80,7 +75,7 @@ class Expansions:
         self._add_rows(node)
         if node.op in CONTRACTIONS and len(node.inputs) == 2:
             one, other = (self.of(t)[0].factors for t in node.inputs)
-            self._names[node.outputs[0]] = name = _matrix_product(one, other)
+            self._names[node.outputs[0]] = name = self._matrix_product(one, other)
             self._multiplied[name] = one, other
         output, divisor = node.outputs[0], self.origin(node.inputs[-1]) if node.inputs else ""
         if (moved := self._moved(node)) is not None:
@@ -148,8 +143,19 @@ class Expansions:
 
     def are_shares(self, tensor: str) -> bool:
         """Whether the elements of each row of a tensor add up to one."""
+        return tensor in self._shares or bool(self.giving_shares(tensor))
+
+    def giving_shares(self, tensor: str) -> tuple[OpNode, ...]:
+        """The nodes that compute shares: a softmax, or the exponential of its logarithm."""
         producer = self._view.producer.get(tensor)
-        return tensor in self._shares or (producer is not None and producer.op in SHARES)
+        if producer is not None and producer.op.label == "Exp":
+            before = self._view.producer.get(producer.inputs[0])
+            return (producer, before) if before is not None and before.op.label == "LogSoftmax" else ()
+        return (producer,) if producer is not None and producer.op in SHARES else ()
+
+    def multiplies_shares(self, tensor: str) -> bool:
+        """Whether a tensor is a product, element by element, with shares."""
+        return any(map(self.are_shares, self.of(tensor)[0].factors))
 
     def _add_rows(self, node: OpNode) -> None:
         """Take in a sum, and what is computed of sums only."""
@@ -208,7 +214,11 @@ class Expansions:
         for factor in sorted(factors & self._multiplied.keys()):
             for shares, rows in permutations(self._multiplied[factor]):
                 if any(map(self.are_shares, shares)):
-                    yield shares | {_matrix_product(factors - {factor}, rows)}
+                    yield shares | {self._matrix_product(factors - {factor}, rows)}
+
+    def _matrix_product(self, one: frozenset[str], other: frozenset[str]) -> str:
+        """A short name for a product of matrices by its factors, however it is written or transposed."""
+        return self._of_factors.setdefault(frozenset((one, other)), f"\0{len(self._of_factors)}")
 
     def _are_samples(self, tensor: str, axes: list[int]) -> bool:
         """Whether axes are those of samples, tokens or positions, and another is left, in a training step."""

@@ -8,7 +8,7 @@ from campo_onnx.ir.walk import Walk
 from campo_onnx.ops.key import op_keys
 from campo_onnx.optimize.values.expansions import Addend, Expansions
 from campo_onnx.optimize.values.graph_values import GraphValues
-from campo_onnx.optimize.values.sum_ops import MOVES, SCALES, SHARES
+from campo_onnx.optimize.values.sum_ops import CONTRACTIONS, MOVES, SCALES
 from campo_onnx.optimize.values.walk import Labels, carried
 
 _GRADIENTS = op_keys("com.microsoft:SoftmaxGrad com.microsoft:SoftmaxGrad_13")
@@ -148,9 +148,11 @@ class _Search:
             producer = self._view.producer.get(tensor)
             if producer is None:
                 continue
-            if producer.op in SHARES:
-                yield producer.name
+            if giving := self._expansions.giving_shares(tensor):
+                yield from (node.name for node in giving)
                 continue
+            if producer.op in CONTRACTIONS:  # the attention's output, and the shares that it is made of
+                walk.add(t for t in producer.inputs if self._expansions.multiplies_shares(t))
             is_sum = any(a.terms for a in self._expansions.expanded(tensor)[:1])
             is_row = any(map(self._expansions.is_row, (tensor, *producer.inputs)))
             if is_sum or is_row or self._expansions.has_weighted_mean(tensor):

@@ -32,6 +32,8 @@ BACKWARD = "z = MatMul(p, v) loss = ReduceMean<keepdims=0>(z) dz = Mul(n, scale)
 ATTENDED = BACKWARD.replace("g = MatMul(dz, v)", "vt = Transpose(v) g = MatMul(dz, vt)")
 REMOVED = "u = Mul(p, t) d = Sub(q, u) y = MatMul(d, k)"
 BY_SHARES = {
+    "the exponential of a logarithm": SHARES.replace("p = Softmax(h)", "l = LogSoftmax(h) p = Exp(l)")
+    + BACKWARD + "q = Mul(g, p) t = ReduceSum(q, ax) " + REMOVED,
     "the gradient of a softmax": SHARES + BACKWARD + "q = Mul(g, p) t = ReduceSum(q, ax) " + REMOVED,
     "behind a mask of rows": SHARES.replace(" p =", " a =")
     + "b = ReduceMax(h, ax) r = Less(b, o) p = Where(r, o, a) "
@@ -67,6 +69,8 @@ BY_OUTPUT = {
     + ATTENDED.replace("MatMul(p, v)", "MatMul(a, v)").replace("z =", "a, kept = Dropout(p, few) z =", 1)
     + """q = Mul(z, dz) t = ReduceSum(q, ax) c = Neg(t) i = Where(kept, g, o) j = Add(i, c) d = Mul(p, j)
     y = MatMul(d, k)""",
+    "of a softmax by hand": BY_HAND.format("ReduceSum(e, ax)") + ATTENDED
+    + "q = Mul(dz, z) t = ReduceSum(q, ax) d = Sub(g, t) u = Mul(p, d) y = MatMul(u, k)",
     "by Einsum": SHARES + ATTENDED
     + """q = Einsum<equation="ij,ij->i">(dz, z) t = Unsqueeze(q, ax) u = Mul(p, t) i = Mul(g, p) d = Sub(i, u)
     y = MatMul(d, k)""",
@@ -277,3 +281,9 @@ def test_means_over_images_go_low_sample_by_sample_too(mean):
     constants = SIDE | {"shape": i64(4, 64, 64), "every": i64(256, 64)}
     feeds = CHANNELS | {"image": normal(4, 64, 8, 8)}
     assert not exact(Case(body, constants, feeds, "float[256,64] y, float loss"))
+
+
+def test_the_names_of_products_do_not_grow():
+    """Each of these would be twice as long as the one before."""
+    body = " ".join(f"h{i + 1} = MatMul(h{i}, h{i})" for i in range(64))
+    assert not exact(Case(body, {}, {"h0": normal(4, 4)}, "float[4,4] h64"))
