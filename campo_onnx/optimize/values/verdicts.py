@@ -8,7 +8,7 @@ from campo_onnx.ops.ports import NO_FP32, Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.plan.reason import Reason, Verdict
 from campo_onnx.optimize.values.accuracy import needed_exactly
-from campo_onnx.optimize.values.close import cancelling_squares, close_differences
+from campo_onnx.optimize.values.close import close_differences
 from campo_onnx.optimize.values.gradient_sums import (
     gradient_products_summed,
     products_summed,
@@ -21,6 +21,7 @@ from campo_onnx.optimize.values.products import unknown_products
 from campo_onnx.optimize.values.ranges import DeclaredRange, value_ranges
 from campo_onnx.optimize.values.removed_means import means_removed
 from campo_onnx.optimize.values.sizes import far_reaching, shrunken_values
+from campo_onnx.optimize.values.squared_distances import cancelling_squares
 from campo_onnx.optimize.values.sums import Accumulated, long_sums, squares_summed
 from campo_onnx.optimize.values.survival import lost_values
 from campo_onnx.optimize.values.unrolled import unrolled
