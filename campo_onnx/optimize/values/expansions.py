@@ -5,11 +5,13 @@ from itertools import permutations, product
 from typing import NamedTuple
 
 from campo_onnx.ir.view import OpNode
+from campo_onnx.ir.walk import Walk
 from campo_onnx.ops.key import op_keys
 from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.sum_ops import (
     CONTRACTIONS,
     MOVES,
+    MOVES_AND_SIGNS,
     SCALES,
     SHARES,
     SUMS_OF_FEW,
@@ -23,6 +25,7 @@ from campo_onnx.optimize.values.sum_ops import (
 _GATED = op_keys("com.microsoft:GatedAdd")  # x + y * gate
 _DIVIDES = op_keys("Div Reciprocal")
 _NORMALIZES_BY_MEAN = op_keys("BatchNormalization")
+_LOGARITHMS = op_keys("LogSoftmax ReduceLogSumExp")
 _GIVES_ITS_MEAN = op_keys("LayerNormalization")
 _RANK_OF_TOKENS = 3  # samples, tokens or positions, features; images have one more
 _MOST_FACTORS = 8  # a longer product counts as one factor
@@ -62,6 +65,7 @@ class Expansions:
         self._rows: set[str] = set()  # what is the same all along a row: sums, and what is computed of them
         self._summed: dict[str, str] = {}  # by its sum
         self._shares: set[str] = set()  # what is divided by its sum
+        self._logarithms: set[str] = set()  # of shares, and of the sums that are taken off for them
         self._origins: dict[str, str] = {}
         self._names: dict[str, str] = {}  # of products of matrices, by what they multiply
         self._multiplied: dict[str, tuple[frozenset[str], frozenset[str]]] = {}  # by that name
@@ -148,10 +152,13 @@ class Expansions:
     def giving_shares(self, tensor: str) -> tuple[OpNode, ...]:
         """The nodes that compute shares: a softmax, or the exponential of its logarithm."""
         producer = self._view.producer.get(tensor)
-        if producer is not None and producer.op.label == "Exp":
-            before = self._view.producer.get(producer.inputs[0])
-            return (producer, before) if before is not None and before.op.label == "LogSoftmax" else ()
-        return (producer,) if producer is not None and producer.op in SHARES else ()
+        if producer is None or producer.op.label != "Exp":
+            return (producer,) if producer is not None and producer.op in SHARES else ()
+        behind, nodes = Walk(t for t in producer.inputs if t in self._logarithms), []
+        for tensor in behind:
+            nodes.append(self._view.producer[tensor])
+            behind.add(t for t in nodes[-1].inputs if t in self._logarithms or t in self._rows)
+        return (producer, *nodes) if nodes else ()
 
     def multiplies_shares(self, tensor: str) -> bool:
         """Whether a tensor is a product, element by element, with shares."""
@@ -163,6 +170,14 @@ class Expansions:
         varying = [t for t in origins if not self._values.is_constant(t) and not self._is_number(t)]
         if node.op in _DIVIDES and (divided := self._summed.get(origins[-1])):
             self._shares.add(divided)
+        is_moved = node.op in MOVES_AND_SIGNS or node.op in SUMS_OF_FEW
+        is_logarithm = node.op.label == "Log" and origins[0] in self._summed
+        if (
+            node.op in _LOGARITHMS
+            or is_logarithm
+            or (is_moved and not self._logarithms.isdisjoint(node.inputs))
+        ):
+            self._logarithms.add(output)
         if summed := self._sum(node):
             self._addends[output] = summed
             self._rows.add(output)

@@ -34,6 +34,11 @@ REMOVED = "u = Mul(p, t) d = Sub(q, u) y = MatMul(d, k)"
 BY_SHARES = {
     "the exponential of a logarithm": SHARES.replace("p = Softmax(h)", "l = LogSoftmax(h) p = Exp(l)")
     + BACKWARD + "q = Mul(g, p) t = ReduceSum(q, ax) " + REMOVED,
+    "the exponential of what is left without a logarithm": SHARES.replace(
+        "p = Softmax(h)", "a = ReduceLogSumExp(h, ax) l = Sub(h, a) p = Exp(l)"
+    ) + BACKWARD + "q = Mul(g, p) t = ReduceSum(q, ax) " + REMOVED,
+    "the same by hand": BY_HAND.format("ReduceSum(e, ax) b = Log(s) c = Add(a, b) i = Sub(h, c)")
+    .replace("p = Div(e, s)", "p = Exp(i)") + BACKWARD + "q = Mul(g, p) t = ReduceSum(q, ax) " + REMOVED,
     "the gradient of a softmax": SHARES + BACKWARD + "q = Mul(g, p) t = ReduceSum(q, ax) " + REMOVED,
     "behind a mask of rows": SHARES.replace(" p =", " a =")
     + "b = ReduceMax(h, ax) r = Less(b, o) p = Where(r, o, a) "
