@@ -43,7 +43,7 @@ docs: $(DOCS_VENV)/.installed
 
 # The onnx package's 1,900 backend cases, each optimized and held against what it computed before.
 test-onnx-cases: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m onnx_cases tests/onnx_cases
+	$(BIN)/python -m pytest -n auto -m onnx_cases tests/onnx_cases
 
 # 20,000 random graphs, twenty minutes of one core and more; run again, it goes on where it was stopped.
 random-graphs: $(VENV)/.installed-test
@@ -58,7 +58,7 @@ test-report: $(VENV)/.installed-test
 
 # A part of the campaign of damaged files, kills and full disks; `make fuzz` is the whole.
 test-campaign: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m campaign tests/fuzz
+	$(BIN)/python -m pytest -n auto -m campaign tests/fuzz
 
 # 20,000 broken files under every command, and kills at each step that writes; some hours of one core.
 fuzz: $(VENV)/.installed-test
@@ -112,7 +112,7 @@ test-cluster: $(CLUSTER_VENV)/.installed
 # ORTModule lives in an environment of its own: onnxruntime-training replaces onnxruntime. Its C++
 # extension takes half a minute and any C++ compiler; the models that need it skip without.
 test-ortmodule: $(ORT_VENV)/.installed
-	$(ORT_BIN)/python -m pytest tests/integrations
+	$(ORT_BIN)/python -m pytest -n auto --dist loadfile tests/integrations
 
 lint: types
 	$(LINT_VENV)/bin/ruff check .
@@ -156,7 +156,7 @@ $(ORT_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(ORT_VENV)
 	$(ORT_BIN)/python -m pip install --quiet onnxruntime-training-cpu==1.19.2 torch==2.13.0 "msgspec>=0.20" \
 	    "onnx>=1.20" "onnx-graphsurgeon>=0.6" "platformdirs>=4.14" "polars>=1.20" "rich>=13.9" \
-	    "safetensors>=0.5" "scipy>=1.14" "typer>=0.16" "hypothesis>=6.120" "pytest>=8.3" setuptools
+	    "safetensors>=0.5" "scipy>=1.14" "typer>=0.16" "hypothesis>=6.120" "pytest>=8.3" "pytest-xdist>=3.6" setuptools
 	cd $$($(ORT_BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/onnxruntime/training/ortmodule/torch_cpp_extensions \
 	    && $(CURDIR)/$(ORT_BIN)/python cpu/aten_op_executor/setup.py --quiet build_ext --inplace
 	$(ORT_BIN)/python -m pip install --quiet --no-deps --editable .
