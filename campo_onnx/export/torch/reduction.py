@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, numpy_helper
 
-from campo_onnx.builder.compact import cast, elementwise, reduce, reshape, scale_apart, scaled, swap_last_two
+from campo_onnx.builder.compact import cast, elementwise, reduce, reshape, scale_apart, scaled
 from campo_onnx.builder.graph import Graph
-from campo_onnx.builder.value import Node, Value
+from campo_onnx.builder.value import Value
 from campo_onnx.export.torch.extremes import extreme
 from campo_onnx.export.torch.operands import aten, axes_of, operand
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
@@ -117,61 +117,15 @@ def _safe_softmax(g: Graph, expected: Expected, x: Value, dim: int, dtype: Any =
 def _softmax_backward(
     g: Graph, expected: Expected, gradient: Value, y: Value, dim: int, dtype: Any = None
 ) -> Value:
-    """Give ``y * (g - sum(g * y))``."""
+    """Give ``y * g - y * sum(y * g)``.
+
+    FlashAttention sums the attention's output times its gradient instead, which is the same and narrower. In
+    a low precision that output is rounded, and what the rounding adds to the sum is the same all along a row.
+    """
     gradient, scale = scale_apart(g, gradient)
-    rows = _weighed_rows(g, gradient, y) if dim % y.rank == y.rank - 1 else None
-    if rows is not None:
-        return scaled(g, y * (gradient - rows), scale)
     weighted = gradient * y
     total = reduce(g, "ReduceSum", weighted, [dim % y.rank], keepdims=True)
     return scaled(g, weighted - y * total, scale)
-
-
-def _weighed_rows(g: Graph, gradient: Value, y: Value) -> Value | None:
-    """Sum ``gradient * y`` over each row where `y`, after a dropout or not, weighs the rows of a matrix v.
-
-    That is the sum of ``o = y @ v`` times its gradient, which are as wide as v. None where `y` is used in
-    another way.
-    """
-    weights, share = y, 1.0
-    masked = g.producer(gradient, "Where")
-    if masked is not None and masked.inputs[0] is not None and masked.inputs[1] is not None:
-        dropout = g.source(masked.inputs[0])
-        if dropout is None or dropout.op_type != "Dropout" or dropout.inputs[0] is not y:
-            return None
-        ratio = dropout.inputs[1]
-        if ratio is None or ratio.constant is None:
-            return None
-        weights, gradient, share = dropout.outputs[0], masked.inputs[1], 1.0 - float(ratio.constant)
-    product = g.source(g.before(gradient, "Reshape") or gradient)
-    if product is None or product.op_type != "MatMul":
-        return None
-    of_result, turned = product.inputs
-    assert of_result is not None  # a product always names both
-    assert turned is not None
-    for use in _uses(g, weights):
-        left, right = use.inputs
-        result = use.outputs[0]
-        if left is None or right is None or right.rank < 2 or result.shape != of_result.shape:
-            continue
-        if left.shape[-1] != y.shape[-1]:  # a column of weights, as in the gradient of v
-            continue
-        if swap_last_two(g, right) is turned and result.shape[-1] < y.shape[-1]:
-            rows = reduce(g, "ReduceSum", of_result * result, [result.rank - 1], keepdims=True)
-            return scaled(g, reshape(g, rows, (*y.shape[:-1], 1)), share)
-    return None
-
-
-def _uses(g: Graph, weights: Value) -> list[Node]:
-    """Find the products with `weights` on the left, whatever shape it is given."""
-    source = g.before(weights, "Reshape") or weights
-    shaped = [use.outputs[0] for use in g.consumers(source) if use.op_type == "Reshape"]
-    return [
-        use
-        for value in (source, *shaped)
-        for use in g.consumers(value)
-        if use.op_type == "MatMul" and use.inputs[0] is value
-    ]
 
 
 def _log_softmax_backward(
