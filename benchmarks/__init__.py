@@ -1,1 +1,1 @@
-"""What is claimed of campo-onnx, a module a claim; ``python -m benchmarks.CLAIM`` in the root runs one."""
+"""The claims about campo-onnx, a module each; ``python -m benchmarks.CLAIM`` in the root runs one."""

@@ -43,7 +43,7 @@ from benchmarks.digits import (
     train,
 )
 from benchmarks.figures import curves
-from benchmarks.pages import RESULTS, arguments, made, publish
+from benchmarks.pages import RESULTS, arguments, provenance, publish
 from campo_onnx import __version__, optimize_model
 from campo_onnx.scale.pools import pool_for
 from campo_onnx.scale.results import Results
@@ -96,14 +96,14 @@ def difference(runs: pl.DataFrame, case: Case, strategy: str) -> dict[str, Any]:
 
 
 def scaled(runs: pl.DataFrame, name: str) -> dict[str, Any]:
-    """What loss scaling does where the loss is small."""
-    found = of(runs, SMALL_LOSS, name)
-    losses = losses_of(found)
+    """Effect of loss scaling where the loss is small."""
+    own_runs = of(runs, SMALL_LOSS, name)
+    losses = losses_of(own_runs)
     ratios = losses[:, -1] / losses[:, 0]
     return {
         "strategy": HOWS[name].strategy,
         "scaling": HOWS[name].scaling,
-        "accuracy": spread(found["accuracy"]),
+        "accuracy": spread(own_runs["accuracy"]),
         "loss_ratio": float(np.nanmedian(ratios)),
         "lost": int(np.isnan(ratios).sum()),
         "runs": len(ratios),
@@ -123,7 +123,7 @@ def results(runs: pl.DataFrame, seeds: int) -> dict[str, Any]:
     curves_of = {case: {name: how.title for name, how in STRATEGIES.items()} for case in CASES}
     curves_of[SMALL_LOSS] = {name: f"{how.title}, {how.scaling}" for name, how in SMALL_RUNS.items()}
     return {
-        "made": made("numpy", "scikit-learn"),
+        "made": provenance("numpy", "scikit-learn"),
         "train": TRAIN,
         "held_out": len(digits()[1]) - TRAIN,
         "batch": BATCH,
@@ -152,18 +152,18 @@ def by_format(runs: pl.DataFrame, seeds: int) -> dict[str, Any]:
     for case in CASES:
         fp32 = of(runs, case, "fp32")["accuracy"]
         for name, title in BY_FORMAT.items():
-            found = of(runs, case, name)
+            own_runs = of(runs, case, name)
             rows.append(
                 {
                     "network": case.title,
                     "format": title,
-                    "low_nodes": found["low_nodes"][0],
-                    "accuracy": spread(found["accuracy"]),
-                    "difference": None if name == "fp32" else paired(found["accuracy"], fp32),
-                    "loss": float(np.median(losses_of(found)[:, -1])),
+                    "low_nodes": own_runs["low_nodes"][0],
+                    "accuracy": spread(own_runs["accuracy"]),
+                    "difference": None if name == "fp32" else paired(own_runs["accuracy"], fp32),
+                    "loss": float(np.median(losses_of(own_runs)[:, -1])),
                 }
             )
-    return {"made": made("numpy", "scikit-learn"), "seeds": seeds, "epochs": EPOCHS, "rows": rows}
+    return {"made": provenance("numpy", "scikit-learn"), "seeds": seeds, "epochs": EPOCHS, "rows": rows}
 
 
 def tasks_of(seeds: int, formats_seeds: int) -> list[Task]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx
 
-from benchmarks.pages import arguments, made, publish
+from benchmarks.pages import arguments, provenance, publish
 from campo_onnx import Options, oplists, target
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ops.precision import Precision
@@ -31,16 +31,16 @@ def chosen(graph: Path, name: str, dims: dict[str, int]) -> dict[str, Any]:
     """Choose for one graph on one device."""
     on = target(name)
     dims = {dim: size for dim, size in dims.items() if dim in open_dimensions(graph)}
-    known = import_model(graph, dims)
+    imported = import_model(graph, dims)
     options = Options(target=on, lists=oplists("campo"), dims=dims)
     choice = choose_precision(graph, options)
     times = {low.value: plan.predicted_us for low, plan in choice.plans.items()}
     nodes = {low.value: len(plan.low_nodes) for low, plan in choice.plans.items()}
     return {
         "graph": graph.stem,
-        "nodes": len(known.view.nodes),
+        "nodes": len(imported.view.nodes),
         "device": name,
-        "scaled": loss_scaling(known.view).scale is not None,
+        "scaled": loss_scaling(imported.view).scale is not None,
         "low": choice.low.value,
         "why": choice.why,
         "fp32_us": next((plan.fp32_us for plan in choice.plans.values()), None),
@@ -58,7 +58,7 @@ def main() -> None:
     asked = parser.parse_args()
     dims = {name: int(size) for name, _, size in (one.rpartition("=") for one in asked.dim)}
     rows = [chosen(graph, name, dims) for graph in asked.graphs for name in asked.devices]
-    print(*publish("auto_precision", {"made": made(), "devices": [*asked.devices], "rows": rows}))
+    print(*publish("auto_precision", {"made": provenance(), "devices": [*asked.devices], "rows": rows}))
 
 
 if __name__ == "__main__":

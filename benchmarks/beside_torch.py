@@ -106,17 +106,17 @@ def errors_of(name: str, folder: Path, feeds: Mapping[str, Any]) -> Facts:
     errors = {"fp64": exact.run(exact.module, autocasts=False)}
     expected = exact.gradients()
     torch_step = TorchStep.of(module.float(), loss, (inputs, targets))
-    found = {}
+    by_side = {}
     for side, autocasts in (("eager", False), ("eager-bf16", True)):
         value = torch_step.run(torch_step.module, autocasts=autocasts)
-        found[side] = gradient_error(side, value, torch_step.gradients(), expected)
+        by_side[side] = gradient_error(side, value, torch_step.gradients(), expected)
     for side, kind in SIDES.items():
         if isinstance(kind, Session):
             here = machine("cpu", 1, kind.runtime)
             graph = as_it_runs(import_model(folder / f"compared_{kind.graph}.onnx"), Place.on(here))
             results = load(graph.model, here).run({key: feeds[key] for key in graph.view.inputs})
-            found[side] = gradient_error(side, float(results["loss"]), results, expected)
-    return {"loss": errors["fp64"], "sides": {side: asdict(error) for side, error in found.items()}}
+            by_side[side] = gradient_error(side, float(results["loss"]), results, expected)
+    return {"loss": errors["fp64"], "sides": {side: asdict(error) for side, error in by_side.items()}}
 
 
 def run_once(name: str, graphs: Path, sides: Sequence[str]) -> Facts:

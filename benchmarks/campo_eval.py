@@ -54,7 +54,7 @@ def models_of(variant: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What is asked for, and where things lie."""
+    """Options of the evaluation, and where its files lie."""
 
     work: Path
     machine: Machine
@@ -67,7 +67,7 @@ class Evaluation:
         return self.work / "graphs" / f"{model}-{variant}.onnx"
 
     def output(self, peer: str, model: str, variant: str) -> Path:
-        """Where what a peer made of a graph lies."""
+        """Where the graph lies that a peer converted."""
         return self.work / "converted" / f"{peer}-{model}-{variant}.onnx"
 
     def members(self, model: str, labels: tuple[str, ...]) -> list[Candidate]:
@@ -149,8 +149,8 @@ def _measurements(asked: Evaluation, model: str, records: Records) -> Iterator[S
     here, graph = asked.machine, f"graph-{model}-{asked.variant}"
     labels = [*STRATEGIES]
     for peer in PEERS:
-        found = records.result(f"peer-{peer}-{model}-{asked.variant}")
-        if found is not None and not found["unreadable"] and found["interface_kept"]:
+        conversion = records.result(f"peer-{peer}-{model}-{asked.variant}")
+        if conversion is not None and not conversion["unreadable"] and conversion["interface_kept"]:
             labels.append(peer)
     facts = {"model": model, "variant": asked.variant, "threads": here.threads, "effort": asdict(EFFORT)}
     for position, group in enumerate(groups(labels, asked.together)):
@@ -207,11 +207,11 @@ def with_published(data: dict[str, Any], page: Path) -> dict[str, Any]:
     if not page.exists():
         return data
     published = json.loads(page.read_text(encoding="utf-8"))
-    made = published["made"]
+    provenance = published["made"]
     measured = {
-        provider: {"of": made["versions"]} | found for provider, found in published["measured"].items()
+        provider: {"of": provenance["versions"]} | rows for provider, rows in published["measured"].items()
     }
-    kept = {"peers_of": made} | {key: published[key] for key in published if key.startswith("peer")}
+    kept = {"peers_of": provenance} | {key: published[key] for key in published if key.startswith("peer")}
     return data | {"measured": measured | data["measured"]} | ({} if data["peers"] else kept)
 
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.pages import RESULTS, arguments, made, publish
+from benchmarks.pages import RESULTS, arguments, provenance, publish
 
 _CAMPO = (sys.executable, "-m", "campo_onnx")
 
@@ -91,19 +91,19 @@ def main() -> None:
     parser.add_argument("graphs", nargs="+", type=Path, metavar="GRAPH")
     parser.add_argument("--strategies", nargs="+", default=["optimal", "fine-grained"])
     parser.add_argument("--again", action="store_true", help="check graphs again that are in the results")
-    given = parser.parse_args()
+    options = parser.parse_args()
     kept = RESULTS / "checks.json"
     rows = json.loads(kept.read_text(encoding="utf-8"))["rows"] if kept.exists() else []
-    for graph in given.graphs:
-        for strategy in given.strategies:
+    for graph in options.graphs:
+        for strategy in options.strategies:
             key = (graph.stem, strategy)
-            if not given.again and any((row["graph"], row["strategy"]) == key for row in rows):
+            if not options.again and any((row["graph"], row["strategy"]) == key for row in rows):
                 continue
             rows = [row for row in rows if (row["graph"], row["strategy"]) != key]
             row = checked(graph, strategy)
             rows.append({"graph": graph.stem, "strategy": strategy, **row})
             print(json.dumps(rows[-1]), flush=True)
-            publish("checks", {"made": made(), "rows": rows})
+            publish("checks", {"made": provenance(), "rows": rows})
 
 
 if __name__ == "__main__":

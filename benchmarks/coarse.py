@@ -24,7 +24,7 @@ from onnxruntime.capi import _pybind_state as native
 
 from benchmarks.evaluation.predicted import figures, spread, with_ratios
 from benchmarks.evaluation.strategies import TF_AMP
-from benchmarks.pages import arguments, made, publish
+from benchmarks.pages import arguments, provenance, publish
 from benchmarks.table1 import TABLE_1, estimated
 from benchmarks.zoo import NOT_ON_RTX2080TI, TITLES
 from benchmarks.zoo.export import ZOO
@@ -63,7 +63,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table1:
-    """What the paper's Table 1 says of its framework.
+    """Costs of the paper's framework, by its Table 1.
 
     Parameters
     ----------
@@ -94,17 +94,17 @@ def table1() -> Table1:
     )
 
 
-def devices(name: str, known: Table1) -> dict[str, Target]:
+def devices(name: str, framework: Table1) -> dict[str, Target]:
     """A device under each assumption about costs."""
     ours = target(name)
     peaks = {
-        key: getattr(ours.hardware, key) / known.slower
+        key: getattr(ours.hardware, key) / framework.slower
         for key in ("fp32_flops_per_s", "fp16_flops_per_s", "fp16_tensor_flops_per_s")
     }
     return {
         "ours": ours,
-        "table1": replace(ours, launch_us=known.cast_us),
-        "slow": replace(ours, launch_us=known.cast_us, hardware=replace(ours.hardware, **peaks)),
+        "table1": replace(ours, launch_us=framework.cast_us),
+        "slow": replace(ours, launch_us=framework.cast_us, hardware=replace(ours.hardware, **peaks)),
     }
 
 
@@ -190,7 +190,7 @@ def allowed_in_fp32(plan: Plan) -> int:
     return sum(d.op_class is OpClass.ALLOW and d.node not in plan.low_nodes for d in plan.decisions)
 
 
-def models_on(name: str, work: Path, known: Table1) -> Iterator[tuple[str, Row]]:
+def models_on(name: str, work: Path, framework: Table1) -> Iterator[tuple[str, Row]]:
     """Plan each model for a device, under every assumption about costs."""
     position = DEVICES[::-1].index(name)
     for model, title in TITLES.items():
@@ -199,24 +199,26 @@ def models_on(name: str, work: Path, known: Table1) -> Iterator[tuple[str, Row]]
         graph = differentiated(exported(model, work), ZOO[model].batch_sizes[position])
         imported = import_model(graph)
         nodes = len(imported.view.nodes)
-        found: Row = {"title": title, "batch": ZOO[model].batch_sizes[position], "nodes": nodes}
-        found["ops"] = dict(Counter(node.op_type for node in graph.graph.node))
-        for key, on in devices(name, known).items():
-            found[key] = with_ratios({label: row(imported, on, label) for label in ROWS})
+        model_row: Row = {"title": title, "batch": ZOO[model].batch_sizes[position], "nodes": nodes}
+        model_row["ops"] = dict(Counter(node.op_type for node in graph.graph.node))
+        for key, on in devices(name, framework).items():
+            model_row[key] = with_ratios({label: row(imported, on, label) for label in ROWS})
         # Framework time of nodes other than Casts is the same in both precisions and decides nothing.
-        added_us = nodes * (known.call_us - known.cast_us)
-        found["whole_call"] = with_ratios(
+        added_us = nodes * (framework.call_us - framework.cast_us)
+        model_row["whole_call"] = with_ratios(
             {
                 label: r | {key: r[key] + added_us for key in ("step_us", "unpadded_us", "fp32_us")}
-                for label, r in found["table1"].items()
+                for label, r in model_row["table1"].items()
             }
         )
         for cast_us in SWEEP_US:
             on = replace(target(name), launch_us=cast_us)
             labels = (TF_AMP, CAMPO_TF, OPTIMAL_TF)
-            found[f"cast_{cast_us:g}"] = with_ratios({label: row(imported, on, label) for label in labels})
+            model_row[f"cast_{cast_us:g}"] = with_ratios(
+                {label: row(imported, on, label) for label in labels}
+            )
         print(name, title, nodes, flush=True)
-        yield model, found
+        yield model, model_row
 
 
 def summary(models: Mapping[str, Row], costs: str) -> Row:
@@ -224,7 +226,7 @@ def summary(models: Mapping[str, Row], costs: str) -> Row:
     keys = ("speedup", "over_tf_amp", "fewer_casts", "rewriting", "padding")
     by_label = {label: [m[costs][label] for m in models.values() if label in m[costs]] for label in ROWS}
     return {
-        label: {key: found for key in keys if (found := spread(row[key] for row in rows))}
+        label: {key: extent for key in keys if (extent := spread(row[key] for row in rows))}
         for label, rows in by_label.items()
         if rows
     }
@@ -236,11 +238,11 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("coarse_out"), help="where graphs are kept")
     work = parser.parse_args().work
     work.mkdir(parents=True, exist_ok=True)
-    known = table1()
-    found = {}
+    framework = table1()
+    by_device = {}
     for name in DEVICES:
-        models = dict(models_on(name, work, known))
-        found[name] = {
+        models = dict(models_on(name, work, framework))
+        by_device[name] = {
             "title": target(name).hardware.title,
             "launch_us": target(name).launch_us,
             "models": models,
@@ -248,7 +250,7 @@ def main() -> None:
             "sweep": {f"{us:g}": summary(models, f"cast_{us:g}") for us in SWEEP_US},
             "paper": PAPER[name],
         }
-    data = {"made": made("torch"), "labels": [*ROWS], "table1": asdict(known), "devices": found}
+    data = {"made": provenance("torch"), "labels": [*ROWS], "table1": asdict(framework), "devices": by_device}
     print(*publish("coarse", data))
 
 

@@ -121,7 +121,7 @@ def costless(step: str, name: str) -> tuple[onnx.ModelProto, Plan]:
 
 
 def options(how: How) -> Options:
-    """What is planned with."""
+    """Options of the planner."""
     return Options(target=target(DEVICE), lists=oplists("campo"), strategy=how.strategy)
 
 

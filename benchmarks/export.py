@@ -1,4 +1,4 @@
-"""What exporting the paper's models gives and takes: nodes, bytes, memory, seconds.
+"""Exports of the paper's models: nodes, bytes, memory, seconds.
 
     python -m benchmarks.export [--work DIR] [--limit-s 540]
 
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import onnxruntime as ort
 
-from benchmarks.pages import arguments, made, publish
+from benchmarks.pages import arguments, provenance, publish
 from benchmarks.steps import Call, Facts, Records, Step, add_arguments, call_of, drive, in_own_process
 from benchmarks.zoo import CONVOLUTIONAL, TITLES
 from campo_onnx.ir.importer import import_model
@@ -57,7 +57,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """What its file is called."""
+        """The name of its file."""
         return f"{self.kind}-{self.model}-{self.target}{'-update' if self.has_update else ''}"
 
 
@@ -117,12 +117,12 @@ def forms(model: str, view: GraphView) -> dict[str, dict[str, int]]:
 
     with torch.device("meta"):
         module = ZOO[model].build()
-    found: dict[str, Counter[str]] = {}
+    by_kind: dict[str, Counter[str]] = {}
     for name, layer in module.named_modules():
         gradient = step_naming.scaled_gradient(f"{name}.weight")
         if isinstance(layer, torch.nn.modules.conv._ConvNd) and gradient in view.producer:
-            found.setdefault(_kind(layer), Counter()).update(_forms_behind(gradient, view))
-    return {kind: dict(counts) for kind, counts in sorted(found.items())}
+            by_kind.setdefault(_kind(layer), Counter()).update(_forms_behind(gradient, view))
+    return {kind: dict(counts) for kind, counts in sorted(by_kind.items())}
 
 
 def _kind(layer: "torch.nn.modules.conv._ConvNd") -> str:
@@ -162,12 +162,12 @@ def by_torch_onnx(model: str) -> Facts:
         targets=arguments(targets, entry.loss, skip=1, kind="target", name_of=step_naming.target),
     )  # fmt: skip
     traced, _, _ = trace(step, frozenset())
-    given = tuple(node.meta["val"] for node in traced.graph.nodes if node.op == "placeholder")
+    tensors = tuple(node.meta["val"] for node in traced.graph.nodes if node.op == "placeholder")
     logging.disable(logging.CRITICAL)  # it explains a failure at length
-    with given[0].fake_mode, contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+    with tensors[0].fake_mode, contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            program = torch.onnx.export(traced, given, dynamo=True, verbose=False, opset_version=20)
+            program = torch.onnx.export(traced, tensors, dynamo=True, verbose=False, opset_version=20)
         except torch.onnx.errors.OnnxExporterError as error:
             refused = str(error.__cause__).split("target=torch.ops.")[-1].split("]")[0]
             return {"nodes": None, "refused": refused}
@@ -193,7 +193,7 @@ def collect(records: Records) -> Facts:
     jobs.sort(key=lambda job: (order[job["model"]], job["has_update"], [*TARGETS].index(job["target"])))
     by_kind = {kind: [job for job in jobs if job["kind"] == kind] for kind in SECONDS}
     return {
-        "made": made("torch"),
+        "made": provenance("torch"),
         "titles": dict(TITLES),
         "threads": THREADS,
         "load_average": max(f["load_average"][0] for f in done if f["asked"]["kind"] == "export"),

@@ -45,7 +45,7 @@ LOW = Precision.FP16
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """What is measured, where, and where files go.
+    """Graphs and nodes to measure, the device, and where files go.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ def matmul(m: int, k: int, n: int) -> Signature:
 
 def facts(session: Session, call: Call) -> dict[str, Any]:
     """Device, driver and every version that may change a time."""
-    found: dict[str, Any] = {
+    entries: dict[str, Any] = {
         "campo_onnx": __version__,
         "onnxruntime": ort.__version__,
         "onnxruntime_build": ort.get_build_info(),
@@ -124,10 +124,10 @@ def facts(session: Session, call: Call) -> dict[str, Any]:
         "torch": _printed(sys.executable, "-c", "import torch; print(torch.__version__, torch.version.cuda)"),
     }
     if not session.on_cpu:
-        found["nvidia_smi"] = _printed("nvidia-smi", f"--query-gpu={_GPU_FIELDS}", "--format=csv")
-        found["cudnn"] = _cudnn_version()
-        found["ncu"] = _printed("ncu", "--version")
-    return found
+        entries["nvidia_smi"] = _printed("nvidia-smi", f"--query-gpu={_GPU_FIELDS}", "--format=csv")
+        entries["cudnn"] = _cudnn_version()
+        entries["ncu"] = _printed("ncu", "--version")
+    return entries
 
 
 def _printed(*words: str) -> str:
@@ -154,7 +154,7 @@ def _cudnn_version() -> str:
 
 def check_provider(session: Session, call: Call) -> dict[str, Any]:
     """The provider loads, names survive, nothing runs elsewhere; and BF16 inputs can be bound."""
-    found: dict[str, Any] = {}
+    by_precision: dict[str, Any] = {}
     fp32 = matmul(64, 64, 64)
     for precision in (None, Precision.FP16, Precision.BF16):
         signature = fp32 if precision is None else lowered(fp32, ports_of(fp32, precision), precision)
@@ -165,11 +165,11 @@ def check_provider(session: Session, call: Call) -> dict[str, Any]:
         feeds = {f"{name}_{copy}": value for copy in range(2) for name, value in values.items()}
         program.placed(feeds)()
         assigned = assignments(program.session)
-        found[precision.value if precision else "fp32"] = {
+        by_precision[precision.value if precision else "fp32"] = {
             "nodes": sorted(a.node for a in assigned),
             "all_on_provider": all(a.provider == ORT_NAME[session.provider] for a in assigned),
         }
-    return found
+    return by_precision
 
 
 def step_of(graph: Path, session: Session, call: Call) -> dict[str, Any]:
@@ -202,12 +202,12 @@ def count_some(session: Session, call: Call) -> dict[str, Any]:
         for file, model in zip(files, models.values(), strict=True):
             file.write_bytes(model.SerializeToString())
         counted = count(files)
-    found: dict[str, Any] = dict(zip(models, counted, strict=True))
+    counters: dict[str, Any] = dict(zip(models, counted, strict=True))
     for graph in session.graphs:
         call.deadline.need(0.0)
         limit_s = max(30.0, min(LIMIT_S, call.deadline.left_s))
-        found[f"tensor pipe share of {graph.stem}"] = tensor_pipe_share(graph, limit_s=limit_s)
-    return found
+        counters[f"tensor pipe share of {graph.stem}"] = tensor_pipe_share(graph, limit_s=limit_s)
+    return counters
 
 
 def _cast_product(m: int, k: int, n: int) -> onnx.ModelProto:

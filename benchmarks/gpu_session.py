@@ -55,7 +55,7 @@ from benchmarks.gpu_torch import (
     against_torch,
     zoo_model,
 )
-from benchmarks.pages import RESULTS, STUB, made, publish, refuse_stub
+from benchmarks.pages import RESULTS, STUB, provenance, publish, refuse_stub
 from benchmarks.steps import (
     TO_BE_CONTINUED,
     Call,
@@ -144,7 +144,7 @@ def _calibrated(graphs: Sequence[Path], step: Callable[..., Step]) -> Iterator[S
 
 
 def _details(session: Session, step: Callable[..., Step]) -> Iterator[Step]:
-    """What explains a step's time."""
+    """Steps that explain where a training step's time goes."""
     for name, forms in session.forms.items():
         yield step(f"forms_{name}", 80, bench_forms, forms)
     if not session.on_cpu:
@@ -173,33 +173,33 @@ def forms_of(graphs: Sequence[Path]) -> dict[str, dict[str, Path]]:
     dict
         By name of the model, for each that has more than one: its graphs by form, the usual first.
     """
-    found: dict[str, dict[str, Path]] = {}
+    by_model: dict[str, dict[str, Path]] = {}
     for usual in graphs:
         others = {
             g.stem.removeprefix(f"{usual.stem}."): g for g in graphs if g.stem.startswith(f"{usual.stem}.")
         }
         if others:
-            found[usual.stem] = {"usual": usual} | others
-    return found
+            by_model[usual.stem] = {"usual": usual} | others
+    return by_model
 
 
 def collect(session: Session, records: Records) -> dict[str, Any]:
     """Put the results of all finished steps together."""
-    found = records.all()
-    results = {name: step["result"] for name, step in found.items() if "result" in step}
+    entries = records.all()
+    results = {name: step["result"] for name, step in entries.items() if "result" in step}
 
     def by_graph(prefix: str) -> dict[str, Any]:
-        return {n.removeprefix(prefix): found[n] for n in results if n.startswith(prefix)}
+        return {n.removeprefix(prefix): entries[n] for n in results if n.startswith(prefix)}
 
     calibrations = []
     for precision in (Precision.FP16, Precision.BF16):
         paths = [session.calibration_path(precision, full=full) for full in (True, False)]
         if path := next((path for path in paths if path.exists()), None):
-            step = next((s for s in found.values() if s.get("result", {}) and _file(s) == path.name), {})
+            step = next((s for s in entries.values() if s.get("result", {}) and _file(s) == path.name), {})
             calibrations.append(_calibration(load_calibration(path), step))
     return {
         "template": "calibration",
-        "made": made(),
+        "made": provenance(),
         "machine": asdict(session.bench.machine),
         "paper_accuracy": PAPER_ACCURACY,
         "methods": [method.name for method in METHODS],
@@ -214,7 +214,7 @@ def collect(session: Session, records: Records) -> dict[str, Any]:
             name: results.get(name)
             for name in ("launches", "weight_gradients", "row_forms", "counters", "alignment")
         },
-        "failures": {name: step["failure"] for name, step in found.items() if "failure" in step},
+        "failures": {name: step["failure"] for name, step in entries.items() if "failure" in step},
     }
 
 
@@ -249,7 +249,7 @@ def _calibration(calibration: Calibration, step: dict[str, Any]) -> dict[str, An
 
 
 def what_to_copy(session: Session) -> list[str]:
-    """What to do with the calibrations that were made."""
+    """Commands that ship the calibration and keep the results."""
     lines = []
     full = session.calibration_path(LOW, full=True)
     written = full if full.exists() else session.calibration_path(LOW, full=False)
@@ -332,11 +332,11 @@ def _work(session: Session, options: argparse.Namespace) -> int:
     marks = Marks(folder=session.folder)
     deadline = replace(Deadline.after(seconds), on_tick=marks.advance)
     call = Call(records=Records(folder=session.folder), deadline=deadline)
-    steps, known = steps_of(session, full=not options.quick), _unexpected(call.records)
+    steps, failures = steps_of(session, full=not options.quick), _unexpected(call.records)
     is_done = run_steps(steps, call, only=options.only, say=partial(print, flush=True), watch=marks)
     if is_done:
         return 0
-    return AGAIN if _unexpected(call.records) != known else TO_BE_CONTINUED
+    return AGAIN if _unexpected(call.records) != failures else TO_BE_CONTINUED
 
 
 def _unexpected(records: Records) -> set[str]:

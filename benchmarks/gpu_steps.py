@@ -66,15 +66,15 @@ METERED = Compared(labels=(FP32, TF_AMP, OPTIMAL), effort=Effort(steps=6, budget
 
 
 def time_launches(session: Session, call: Call) -> dict[str, float]:
-    """What a node costs that does next to nothing, one after another and inside a CUDA graph."""
+    """Time of nodes that do next to nothing, one after another and inside a CUDA graph."""
     nodes = {"launches a kernel": LAUNCH_NODE, "renames bytes": VIEW_NODE}
-    found = {f"{name}, stream": session.bench.time(node).median_us for name, node in nodes.items()}
+    medians_us = {f"{name}, stream": session.bench.time(node).median_us for name, node in nodes.items()}
     if not session.on_cpu:
         captured = NodeTimer(
             machine=session.bench.machine, store=session.bench.store, execution=Execution.GRAPH
         )
-        found["launches a kernel, CUDA graph"] = captured.time(LAUNCH_NODE).median_us
-    return found
+        medians_us["launches a kernel, CUDA graph"] = captured.time(LAUNCH_NODE).median_us
+    return medians_us
 
 
 def sweep_casts(session: Session, call: Call) -> list[dict[str, Any]]:
@@ -193,7 +193,7 @@ def bench_graph(graph: Path, compared: Compared, session: Session, call: Call) -
 
 def time_variants(graph: Path, session: Session, call: Call) -> dict[str, Any]:
     """Time the FP32 step with TF32, without, and with channels last: each in a process that starts CUDA."""
-    found = {}
+    by_label = {}
     for label, override, layout in (
         ("tf32", {}, ()),
         ("fp32", {"NVIDIA_TF32_OVERRIDE": "0"}, ()),
@@ -207,8 +207,8 @@ def time_variants(graph: Path, session: Session, call: Call) -> dict[str, Any]:
         )
         if done.returncode:
             raise StepError(done.stderr.strip().splitlines()[-1])
-        found[label] = json.loads(done.stdout)
-    return found
+        by_label[label] = json.loads(done.stdout)
+    return by_label
 
 
 def bench_forms(forms: Mapping[str, Path], session: Session, call: Call) -> dict[str, Any]:
@@ -263,7 +263,7 @@ def calibrate_device(
     precision: Precision, full: bool, counted: bool, session: Session, call: Call
 ) -> dict[str, Any]:
     """Calibrate, and write the file. Counters come last: they may take hours, or be refused."""
-    made = calibrate(
+    calibration = calibrate(
         workload_of(session, full=full),
         session.bench,
         session.device,
@@ -272,12 +272,12 @@ def calibrate_device(
         _counting(call) if counted else None,
     )
     path = session.calibration_path(precision, full=full)
-    write_text(made.to_json(), path)
+    write_text(calibration.to_json(), path)
     return {
         "file": path.name,
-        "score": made.score,
-        "operators": made.operators,
-        "counters_refusal": made.counters_refusal,
+        "score": calibration.score,
+        "operators": calibration.operators,
+        "counters_refusal": calibration.counters_refusal,
     }
 
 

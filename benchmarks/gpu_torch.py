@@ -183,8 +183,8 @@ def _torch_facts() -> dict[str, Any]:
 
 def settled(feeds: Feeds) -> Feeds:
     """Give scalars that steer the step the values of training."""
-    known = {"lr": LR, "loss_scale": LOSS_SCALE}
-    return {n: np.asarray(known.get(n, value), value.dtype) for n, value in feeds.items()}
+    settings = {"lr": LR, "loss_scale": LOSS_SCALE}
+    return {n: np.asarray(settings.get(n, value), value.dtype) for n, value in feeds.items()}
 
 
 @contextmanager

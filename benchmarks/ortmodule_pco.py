@@ -17,7 +17,7 @@ import torch
 from networks import Bert, Cnn, Mlp
 from onnxruntime.training.ortmodule import DebugOptions, LogLevel, ORTModule
 
-from benchmarks.pages import arguments, made, publish
+from benchmarks.pages import arguments, provenance, publish
 from campo_onnx import Options, oplists, target
 from campo_onnx.integrations.forward import with_backward
 from campo_onnx.integrations.ortmodule import Attached, attach
@@ -117,9 +117,9 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--device", default="v100", help="what to plan for (campo-onnx devices)")
     on = parser.parse_args().device
-    found = [{"network": name, **r} for name, *given in networks() for r in rows(*given, on)]
-    facts = {"made": made("torch"), "ort": onnxruntime.__version__, "device": on, "allow": ALLOW}
-    print(*publish("ortmodule", {**facts, "rows": found}))
+    table = [{"network": name, **r} for name, *network in networks() for r in rows(*network, on)]
+    facts = {"made": provenance("torch"), "ort": onnxruntime.__version__, "device": on, "allow": ALLOW}
+    print(*publish("ortmodule", {**facts, "rows": table}))
 
 
 if __name__ == "__main__":

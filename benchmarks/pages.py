@@ -24,7 +24,7 @@ from campo_onnx.files import write_text
 RESULTS = Path(__file__).parent / "results"
 TEMPLATES = Path(__file__).parent / "templates"
 STUB = "-stub"
-"""What the driver's version ends with on the stubs of tests/cuda."""
+"""The end of the driver's version on the stubs of tests/cuda."""
 
 _PROJECT = Path(__file__).parent.parent / "pyproject.toml"
 _LONGEST = 160
@@ -36,7 +36,7 @@ def arguments(doc: str | None) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
-def made(*packages: str) -> dict[str, Any]:
+def provenance(*packages: str) -> dict[str, Any]:
     """When and with which versions results were made."""
     # The checkout's: what an editable install once recorded as its version grows old.
     project = tomllib.loads(_PROJECT.read_text(encoding="utf-8"))["project"]
@@ -54,11 +54,10 @@ def commit(*folders: str) -> str:
     """
 
     def git(*command: str) -> str:
-        done = [*command, "--", *folders]
-        found = subprocess.run(
-            ["git", *done], cwd=_PROJECT.parent, capture_output=True, text=True, check=False
-        )
-        return found.stdout.strip()
+        words = ["git", *command, "--", *folders]
+        return subprocess.run(
+            words, cwd=_PROJECT.parent, capture_output=True, text=True, check=False
+        ).stdout.strip()
 
     return git("log", "-1", "--format=%h") + ("+" if git("status", "--porcelain") else "")
 
@@ -177,12 +176,12 @@ def publish(
     return figures, page
 
 
-def main(given: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Write pages anew."""
     parser = arguments(__doc__)
-    known = sorted(path.stem for path in RESULTS.glob("*.json"))
-    parser.add_argument("claims", nargs="*", metavar="CLAIM", help=f"one of {', '.join(known)}; all of them")
-    for name in parser.parse_args(given).claims or known:
+    claims = sorted(path.stem for path in RESULTS.glob("*.json"))
+    parser.add_argument("claims", nargs="*", metavar="CLAIM", help=f"one of {', '.join(claims)}; all of them")
+    for name in parser.parse_args(argv).claims or claims:
         data = results(name)
         refuse_stub(data, RESULTS)
         page = RESULTS / f"{name}.md"

@@ -1,4 +1,4 @@
-"""What many tasks cost: networks of the population, and tasks that do nothing, on 1 and 2 workers and on Ray.
+"""Cost of many tasks: networks of the population, and tasks that do nothing, on 1 and 2 workers and on Ray.
 
     python -m benchmarks.scale [--networks 12] [--nothings 2000] [--graphs 100000]
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.pages import arguments, made, publish
+from benchmarks.pages import arguments, provenance, publish
 from benchmarks.population import FAMILIES
 from benchmarks.population.rows import row
 from campo_onnx.scale.pools import pool_for
@@ -93,7 +93,7 @@ def main() -> None:
     add("--graphs", type=int, default=100_000, help="for how many graphs to reckon")
     options = parser.parse_args()
     rows = [measure(name, options.networks, options.nothings) for name in _POOLS]
-    data = {"made": made("torch", "ray"), "graphs": options.graphs, "rows": rows, "kept": kept(1000)}
+    data = {"made": provenance("torch", "ray"), "graphs": options.graphs, "rows": rows, "kept": kept(1000)}
     print(*publish("scale", data))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import onnx
 
-from benchmarks.pages import arguments, made, publish
+from benchmarks.pages import arguments, provenance, publish
 from benchmarks.steps import in_own_process
 
 LAYER = Path(__file__).parents[1] / "examples" / "bert_layer.onnx"
@@ -74,7 +74,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--layers", nargs="+", type=int, default=[1, 5, 26, 104, 521])
     rows = [measure(layers) for layers in parser.parse_args().layers]
-    print(*publish("scaling", {"made": made(), "rows": rows}))
+    print(*publish("scaling", {"made": provenance(), "rows": rows}))
 
 
 if __name__ == "__main__":

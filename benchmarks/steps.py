@@ -80,7 +80,7 @@ class Records:
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
     def result(self, name: str) -> Any:
-        """What a step found; None if it was not done or failed."""
+        """The result of a step; None if it was not done or failed."""
         return (self.find(name) or {}).get("result")
 
     def all(self, prefix: str = "") -> dict[str, Facts]:
@@ -101,7 +101,7 @@ class Call:
     deadline: Deadline
 
     def result(self, name: str) -> Any:
-        """What an earlier step found."""
+        """The result of an earlier step."""
         return self.records.result(name)
 
 
@@ -121,7 +121,7 @@ class Step:
         return _SHORTEST_LIMIT_S + _PATIENCE * self.seconds
 
     def asked_now(self, records: Mapping[str, Facts]) -> Any:
-        """What a result has to be found for, as it comes back from a file."""
+        """Everything that a result depends on, as it comes back from a file."""
         after = {need: records.get(need, {}).get("finished_at") for need in self.needs}
         return json.loads(json.dumps({**self.asked, "after": after}))
 
@@ -158,8 +158,8 @@ def run_steps(
         if missing := [need for need in step.needs if call.result(need) is None]:
             say(f"{step.name}: left out, it needs {', '.join(missing)}")
             continue
-        asked, known = _asked(step, call.records), call.records.find(step.name)
-        if known is not None and known["asked"] == asked and not (retry and "failure" in known):
+        asked, record = _asked(step, call.records), call.records.find(step.name)
+        if record is not None and record["asked"] == asked and not (retry and "failure" in record):
             continue
         facts = _do(step, call, watch)
         if facts is None:
@@ -181,10 +181,10 @@ def plan_of(steps: Iterable[Step], records: Records) -> list[str]:
     """Lay out what there is to do: each step with its seconds, expected or taken, and what is left in all."""
     lines, left_s = [], 0.0
     for step in steps:
-        known = records.find(step.name)
-        if known is not None and known["asked"] == _asked(step, records):
-            state = "failed" if "failure" in known else "done"
-            lines.append(f"{known['seconds']:8.0f} s  {state:6}  {step.name}")
+        record = records.find(step.name)
+        if record is not None and record["asked"] == _asked(step, records):
+            state = "failed" if "failure" in record else "done"
+            lines.append(f"{record['seconds']:8.0f} s  {state:6}  {step.name}")
         else:
             left_s += step.seconds
             lines.append(f"{step.seconds:8.0f} s  to do   {step.name}")

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.evaluation.predicted import missed_us
-from benchmarks.pages import arguments, made, publish
+from benchmarks.pages import arguments, provenance, publish
 from campo_onnx import Options, Plan, oplists, optimize_model, target
 
 DEVICES = ("h200", "v100")
@@ -69,7 +69,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("graphs", nargs="+", type=Path)
     rows = [row for path in parser.parse_args().graphs for row in rows_of(path)]
-    print(*publish("strategies", {"made": made(), "summary": summary(rows), "rows": rows}))
+    print(*publish("strategies", {"made": provenance(), "summary": summary(rows), "rows": rows}))
 
 
 if __name__ == "__main__":

@@ -118,7 +118,7 @@ def supervise(
     """Run workers until nothing is left to do or the time is up; return the exit code."""
     marks, idle = Marks(folder=records.folder), 0
     while deadline.left_s > 0:
-        known = len(records.all())
+        records_before = len(records.all())
         process = subprocess.Popen(worker(deadline.left_s))
         try:
             stopped = _watch(process, marks, steps, deadline)
@@ -138,7 +138,7 @@ def supervise(
             dead = marks.read()
             where = f"in the step {dead.step}" if dead else "outside of any step"
             say(f"the process ended with {process.returncode} {where}")
-        idle = 0 if marks.read() or len(records.all()) > known else idle + 1
+        idle = 0 if marks.read() or len(records.all()) > records_before else idle + 1
         if idle >= _IDLE_WORKERS:
             return process.returncode if process.returncode > 0 else 1
     return TO_BE_CONTINUED

@@ -10,7 +10,7 @@ Training", USENIX ATC 2022, Table 1 (TensorFlow 1.15, RTX 2080 Ti). Each is one 
 from statistics import median
 from typing import Any
 
-from benchmarks.pages import made, publish
+from benchmarks.pages import provenance, publish
 from campo_onnx import Precision, target
 from campo_onnx.ir.view import FLOAT
 from campo_onnx.ops.key import OpKey
@@ -155,7 +155,7 @@ def results() -> dict[str, Any]:
 
 def main() -> None:
     """Estimate every row, and write the page."""
-    print(*publish("table1", {"made": made(), **results()}))
+    print(*publish("table1", {"made": provenance(), **results()}))
 
 
 if __name__ == "__main__":

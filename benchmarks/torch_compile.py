@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.pages import RESULTS, arguments, commit, made, publish
+from benchmarks.pages import RESULTS, arguments, commit, provenance, publish
 from benchmarks.small_trainings import BATCH, CASES, Case, batches, data_of
 from benchmarks.steps import Records, Step, add_arguments, call_of, drive
 from campo_onnx.integrations.torch_compile import campo_onnx, report
@@ -76,10 +76,10 @@ def train(case: Case, how: str, steps: int) -> dict[str, Any]:
 
 
 def ran(model: nn.Module) -> dict[str, Any]:
-    """What the backend ran: nodes in low precision, and what was kept for the backward pass."""
-    found = report(model)
-    assert not found.left
-    steps = [graph for graph in found.graphs if graph.kind == "training step"]
+    """Nodes that the backend ran in low precision, and tensors that it kept for the backward pass."""
+    summary = report(model)
+    assert not summary.left
+    steps = [graph for graph in summary.graphs if graph.kind == "training step"]
     largest = max(steps, key=lambda graph: sum(tensor.nbytes for tensor in graph.kept))
     return {
         "sizes": len(steps),
@@ -96,8 +96,8 @@ def curves(case: Case, steps: int) -> dict[str, Any]:
     """Train all ways, and hold each against eager FP32."""
     runs = {how: train(case, how, steps) for how in (EAGER, FP64, BACKEND, MIXED)}
     eager = np.array(runs[EAGER]["losses"])
-    for found in runs.values():
-        found["largest_difference"] = float(np.abs(np.array(found["losses"]) - eager).max())
+    for run in runs.values():
+        run["largest_difference"] = float(np.abs(np.array(run["losses"]) - eager).max())
     return {"network": case.title, "data": case.data, "runs": runs}
 
 
@@ -106,7 +106,7 @@ def two_processes(steps: int) -> dict[str, Any]:
     sys.path.append(str(EXAMPLES))  # also of the processes
     example = importlib.import_module("torch_compile_ddp")
     losses, weights = example.train("auto", steps)
-    found = {}
+    against = {}
     for how in (EAGER, BACKEND):
         torch._dynamo.reset()
         model = example.network()
@@ -120,11 +120,11 @@ def two_processes(steps: int) -> dict[str, Any]:
             optimizer.zero_grad()
             single.append(loss.item())
         own = model.state_dict()
-        found[how] = {
+        against[how] = {
             "largest_difference": max(abs(a - b) for a, b in zip(losses, single, strict=True)),
             "weights": max(float((weights[n] - w).norm() / w.norm()) for n, w in own.items()),
         }
-    return {"steps": steps, "first_loss": losses[0], "last_loss": losses[-1], "against": found}
+    return {"steps": steps, "first_loss": losses[0], "last_loss": losses[-1], "against": against}
 
 
 class Encoder(nn.Module):
@@ -215,29 +215,29 @@ def _quietly(work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, 
 
 def collect(steps: list[Step], records: Records, count: int, rounds: int) -> dict[str, Any]:
     """Put together what is on record."""
-    found = {step.name: records.result(step.name) for step in steps}
+    results = {step.name: records.result(step.name) for step in steps}
     here = machine("cpu", 1)
     return {
-        "made": made("torch", "scikit-learn"),
+        "made": provenance("torch", "scikit-learn"),
         "commit": commit("campo_onnx"),
         "machine": f"{here.device}, one thread",
         "steps": count,
         "batch": BATCH,
         "device": DEVICE,
         "shown": [*range(0, count, SHOWN), count - 1],
-        "curves": [result for name, result in found.items() if name.startswith("curve.")],
-        "processes": found["processes"],
+        "curves": [result for name, result in results.items() if name.startswith("curve.")],
+        "processes": results["processes"],
         "rounds": rounds,
-        "times": [result for name, result in found.items() if name.startswith("time.")],
+        "times": [result for name, result in results.items() if name.startswith("time.")],
     }
 
 
-def main(given: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Do what is left to do, and write the page."""
     parser = arguments(__doc__)
     add_arguments(parser, "torch_compile_out")
     parser.add_argument("--quick", action="store_true", help="ten steps, to see that it works")
-    options = parser.parse_args(given)
+    options = parser.parse_args(argv)
     count, rounds = (10, 3) if options.quick else (STEPS, 30)
     steps = steps_of(count, rounds)
     folder = options.work if options.quick else RESULTS

@@ -1,4 +1,4 @@
-"""What one step of each of the paper's models launches and moves: ours, ours fused, and torch eager's.
+"""Launches and bytes of one step of each of the paper's models: ours, ours fused, and torch eager's.
 
     python -m benchmarks.traffic [--models resnet50 ...] [--before FOLDER]
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.pages import RESULTS, arguments, made, publish
+from benchmarks.pages import RESULTS, arguments, provenance, publish
 from benchmarks.zoo.eager_traffic import eager_traffic
 from benchmarks.zoo.export import ZOO, Entry, export
 from campo_onnx import Options, oplists, optimize_model, target
@@ -48,16 +48,16 @@ def row_of(name: str) -> dict[str, Any]:
             )
             for n in DEVICES
         }
-    given = results[DEVICES[0]].given_traffic
+    original = results[DEVICES[0]].given_traffic
     planned = results[DEVICES[0]].planned_traffic
     return {
         "model": name,
         "batch": batch,
-        "ours": _facts(given, update),
+        "ours": _facts(original, update),
         "planned": _facts(planned, update),
-        "fused": _moved(given.fused + update),
+        "fused": _moved(original.fused + update),
         "weight_update": _moved(update),
-        "peak_bytes": {"fp32": given.peak_bytes, "planned": planned.peak_bytes},
+        "peak_bytes": {"fp32": original.peak_bytes, "planned": planned.peak_bytes},
         "eager": eager_traffic(entry, batch),
         "step_ms": _step_ms(results),
     }
@@ -94,9 +94,9 @@ def _update(entry: Entry) -> Moved:
     return counted + traffic(import_model(check).view).total
 
 
-def _facts(found: Traffic, update: Moved) -> dict[str, Any]:
-    parts = {"total": found.total + update, "casts": found.casts, "weight update": update}
-    parts |= {family.value: moved for family, moved in found.by_family.items()}
+def _facts(counts: Traffic, update: Moved) -> dict[str, Any]:
+    parts = {"total": counts.total + update, "casts": counts.casts, "weight update": update}
+    parts |= {family.value: moved for family, moved in counts.by_family.items()}
     return {name: _moved(moved) for name, moved in parts.items()}
 
 
@@ -111,19 +111,15 @@ def main() -> None:
     parser.add_argument("--before", type=Path, metavar="FOLDER", help="graphs of the commit before")
     options = parser.parse_args()
     published = json.loads((RESULTS / "traffic.json").read_text(encoding="utf-8"))
-    known = {row["model"]: row for row in published["rows"]}
+    by_model = {row["model"]: row for row in published["rows"]}
     for name in options.models:
-        kept = known.get(name, {}).get("before")
-        known[name] = row_of(name)
-        known[name]["before"] = kept if options.before is None else before(name, options.before)
+        kept = by_model.get(name, {}).get("before")
+        by_model[name] = row_of(name)
+        by_model[name]["before"] = kept if options.before is None else before(name, options.before)
         print(name, flush=True)
-    rows = [known[name] for name in ZOO if name in known]
-    print(
-        *publish(
-            "traffic",
-            {"made": made(), "device": target(DEVICES[0]).hardware.title, "before": BEFORE, "rows": rows},
-        )
-    )
+    rows = [by_model[name] for name in ZOO if name in by_model]
+    facts = {"made": provenance(), "device": target(DEVICES[0]).hardware.title, "before": BEFORE}
+    print(*publish("traffic", {**facts, "rows": rows}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What it costs that no value is lost: low nodes and predicted step with and without the analysis of values.
+"""Cost of losing no value: low nodes and predicted step with and without the analysis of values.
 
     python -m benchmarks.values GRAPH... [--devices v100 h200]
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from benchmarks.pages import arguments, made, publish
+from benchmarks.pages import arguments, provenance, publish
 from campo_onnx import Options, Plan, oplists, target
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.optimize import eligibility
@@ -31,8 +31,8 @@ _OF_VALUES = frozenset(
 
 
 def _without(*arguments: Any) -> Any:
-    found = value_verdicts(*arguments)
-    return {name: verdict for name, verdict in found.items() if verdict.decided_by in _WITHOUT}
+    verdicts = value_verdicts(*arguments)
+    return {name: verdict for name, verdict in verdicts.items() if verdict.decided_by in _WITHOUT}
 
 
 def _planned(imported: Imported, options: Options) -> Plan:
@@ -69,9 +69,9 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("graphs", nargs="+", type=Path, metavar="GRAPH")
     parser.add_argument("--devices", nargs="+", default=["v100", "h200"])
-    given = parser.parse_args()
-    rows = [measure(graph, name) for graph in given.graphs for name in given.devices]
-    print(*publish("values", {"made": made(), "rows": rows}))
+    options = parser.parse_args()
+    rows = [measure(graph, name) for graph in options.graphs for name in options.devices]
+    print(*publish("values", {"made": provenance(), "rows": rows}))
 
 
 if __name__ == "__main__":

@@ -35,9 +35,9 @@ def write_models(folder: Path) -> None:
     export_training_step(*step, path=folder / "unscaled.onnx", loss_scale=False)
     inference = folder / "inference.onnx"
     torch.onnx.export(network, (batch[0],), inference, dynamo=True, external_data=False, verbose=False)
-    given = onnx.load(inference)
-    onnx.save(convert_float_to_float16(given), folder / "half.onnx")
-    mixed = convert_float_to_float16(given, keep_io_types=True, op_block_list=["Relu"])
+    model = onnx.load(inference)
+    onnx.save(convert_float_to_float16(model), folder / "half.onnx")
+    mixed = convert_float_to_float16(model, keep_io_types=True, op_block_list=["Relu"])
     onnx.save(mixed, folder / "mixed.onnx")
-    del given.graph.value_info[:]  # of transposed weights: the quantizer takes them for a contradiction
-    quantize_dynamic(given, folder / "quantized.onnx", weight_type=QuantType.QInt8)
+    del model.graph.value_info[:]  # of transposed weights: the quantizer takes them for a contradiction
+    quantize_dynamic(model, folder / "quantized.onnx", weight_type=QuantType.QInt8)

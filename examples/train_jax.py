@@ -30,20 +30,20 @@ def loss(parameters: Any, x: Any, y: Any) -> Any:
     return ((hidden @ parameters["third"] - y) ** 2).mean()
 
 
-def step(given: dict[str, Any]) -> dict[str, Any]:
+def step(values: dict[str, Any]) -> dict[str, Any]:
     """Gradient descent on the scaled loss; ``new.X`` is the next value of ``param.X``."""
 
     def scaled(parameters: Any) -> tuple[Any, Any]:
-        value = loss(parameters, **given["input"])
-        return value * given["loss_scale"], value
+        value = loss(parameters, **values["input"])
+        return value * values["loss_scale"], value
 
-    gradients, value = jax.grad(scaled, has_aux=True)(given["param"])
-    gradients = jax.tree.map(lambda g: g / given["loss_scale"], gradients)
+    gradients, value = jax.grad(scaled, has_aux=True)(values["param"])
+    gradients = jax.tree.map(lambda g: g / values["loss_scale"], gradients)
     total = sum(jnp.abs(g).sum() for g in jax.tree.leaves(gradients))
     return {
         "loss": value,
         "grads_finite": total - total == 0,  # when false, the session keeps the state
-        "new": jax.tree.map(lambda p, g: p - given["lr"] * g, given["param"], gradients),
+        "new": jax.tree.map(lambda p, g: p - values["lr"] * g, values["param"], gradients),
     }
 
 

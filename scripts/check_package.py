@@ -125,9 +125,8 @@ def main() -> None:
         sdist, wheel = built(scratch)
         for path in (sdist, wheel):
             print(f"{path.name}: {path.stat().st_size / 1e6:.1f} MB")
-        found = [*interpreters()]
         with ThreadPoolExecutor(max_workers=2) as pool:
-            for line in pool.map(lambda one: tried_slim(*one, wheel, scratch), found):
+            for line in pool.map(lambda one: tried_slim(*one, wheel, scratch), [*interpreters()]):
                 print(line)
         if asked.full:
             print(tried_full(wheel, scratch))

@@ -36,7 +36,7 @@ from benchmarks.cost_models.curves import (
     score,
     sufficient,
 )
-from benchmarks.pages import arguments, made, publish
+from benchmarks.pages import arguments, provenance, publish
 from campo_onnx.calibrate.fit import PAPER_ACCURACY, Sample
 from campo_onnx.calibrate.samples import samples_of
 from campo_onnx.files import write_text
@@ -59,18 +59,18 @@ def loaded(op: str, store: Path, work: Path) -> tuple[Pairs, Row | None]:
     """Samples of an operator and their noise, read from the store once."""
     kept = work / f"{op}.samples"
     if kept.exists():
-        times, found = pickle.loads(kept.read_bytes())  # our own file, in a folder of the caller's
-        return tuple([Sample(**one) for one in part] for part in times), found
+        times, own_noise = pickle.loads(kept.read_bytes())  # our own file, in a folder of the caller's
+        return tuple([Sample(**one) for one in part] for part in times), own_noise
     first, again = timers(store)
-    pairs, found = ([], []), None
+    pairs, own_noise = ([], []), None
     if any(map(first.find, samples_of(op, replace(SAMPLING, count=10)))):  # drawing all shapes takes time
         signatures = samples_of(op, SAMPLING)
         pairs = samples_in(signatures, first, target_of(first.machine))
-        found = noise(signatures, first, again)
+        own_noise = noise(signatures, first, again)
     plain = [[{**asdict(s), "events": dict(s.events)} for s in part] for part in pairs]
     if len(pairs[1]) >= FEWEST:
-        kept.write_bytes(pickle.dumps((plain, found)))
-    return pairs, found
+        kept.write_bytes(pickle.dumps((plain, own_noise)))
+    return pairs, own_noise
 
 
 def row_of(op: str, store: Path, work: Path) -> Row | None:
@@ -78,7 +78,7 @@ def row_of(op: str, store: Path, work: Path) -> Row | None:
     kept = work / f"{op}.json"
     if kept.exists():
         return json.loads(kept.read_text(encoding="utf-8"))
-    pairs, apart = loaded(op, store, work)
+    pairs, own_noise = loaded(op, store, work)
     tests, pool = pairs
     if len(pool) < FEWEST:
         return None
@@ -88,8 +88,8 @@ def row_of(op: str, store: Path, work: Path) -> Row | None:
         "fitted": len(pool),
         "tested": len(tests),
         "curves": curves,
-        "sufficient": {name: sufficient(found) for name, found in curves.items()},
-        "noise": apart,
+        "sufficient": {name: sufficient(by_size) for name, by_size in curves.items()},
+        "noise": own_noise,
         "longest_us": max(sample.fp32_us for sample in (*tests, *pool)),
         "pearson": linearity(pairs),
         "long": on_long(pairs, LINES),
@@ -120,17 +120,17 @@ def mean_curve(rows: Sequence[Row], name: str) -> dict[str, float]:
 
 
 def mean_of(values: Iterable[float | None]) -> float | None:
-    """Mean of those that are known."""
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+    """Mean of those that are not None."""
+    numbers = [value for value in values if value is not None]
+    return fmean(numbers) if numbers else None
 
 
-def general(known: Mapping[str, Pairs]) -> dict[str, float]:
+def general(pairs_by_op: Mapping[str, Pairs]) -> dict[str, float]:
     """One model for all operators."""
-    pool = [sample for _, fit in known.values() for sample in fit]
-    tests = [sample for test, _ in known.values() for sample in test]
-    found = {name: fitted(pool, name) for name in LINEAR}
-    return {name: score(predict, tests) for name, predict in found.items() if predict is not None}
+    pool = [sample for _, fit in pairs_by_op.values() for sample in fit]
+    tests = [sample for test, _ in pairs_by_op.values() for sample in test]
+    models = {name: fitted(pool, name) for name in LINEAR}
+    return {name: score(predict, tests) for name, predict in models.items() if predict is not None}
 
 
 def all_rows(store: Path, work: Path) -> Iterator[tuple[str, Row | None]]:
@@ -151,14 +151,14 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("models_out"), help="where fits are kept")
     asked = parser.parse_args()
     asked.work.mkdir(parents=True, exist_ok=True)
-    found = dict(all_rows(asked.store, asked.work))
-    rows = [row for row in found.values() if row is not None]
+    by_op = dict(all_rows(asked.store, asked.work))
+    rows = [row for row in by_op.values() if row is not None]
     whole = [row for row in rows if str(max(SIZES)) in row["curves"][IN_USE]]
     both = [row for row in whole if MLP in row["curves"]]
     first, again = timers(asked.store)
     means = {name: mean_curve(whole, name) for name in LINES}
     data = {
-        "made": made("scikit-learn", "scipy", "numpy"),
+        "made": provenance("scikit-learn", "scipy", "numpy"),
         "machine": {"device": first.machine.device, "threads": first.machine.threads},
         "precision": LOW.value,
         "asked": {"fitted": FITTED, "tested": TESTED},
@@ -178,7 +178,7 @@ def main() -> None:
         "perceptrons": len(both),
         "general": general({row["op"]: loaded(row["op"], asked.store, asked.work)[0] for row in rows}),
         "casts": cast_curves(first),
-        "left_out": [op for op, row in found.items() if row is None],
+        "left_out": [op for op, row in by_op.items() if row is None],
         "paper": PAPER,
     }
     print(*publish("cost_models", data))

@@ -59,7 +59,7 @@ LOW = Precision.FP16
 
 
 def timers(store: Path) -> tuple[NodeTimer, NodeTimer]:
-    """What times into the store, and what times once more into the one beside it."""
+    """The timer of a store, and one that times again, into the store beside it."""
     here = machine("cpu", threads=1)
     first, again = Store(store), Store(store.with_suffix(".again.sqlite"))
     return (
@@ -89,7 +89,7 @@ def casts() -> list[tuple[int, Signature]]:
 
 
 def to_do(first: NodeTimer, again: NodeTimer, finished: Path) -> Iterator[tuple[NodeTimer, Signature]]:
-    """What is left to time: of each operator what earlier runs completed once more, then what is new."""
+    """Nodes left to time: of each operator those of earlier runs once more, then the new ones."""
     done = set(finished.read_text().split()) if finished.exists() else set()
     for _, cast in casts():
         if first.find(cast) is None:

@@ -45,15 +45,15 @@ Row: TypeAlias = dict[str, Any]
 
 
 def samples_in(signatures: Sequence[Signature], timer: NodeTimer, target: Target) -> Pairs:
-    """What the store holds of an operator: samples to test with, and to fit with."""
-    found: Pairs = ([], [])
+    """Samples of an operator in the store: those to test with, and those to fit."""
+    pairs: Pairs = ([], [])
     for i, signature in enumerate(signatures):
         timings = [timer.find(each) for each in both(signature)]
         fp32_us, low_us = (0.0 if timing is None else timing.median_us for timing in timings)
         if min(fp32_us, low_us) > SHORTEST_US:
             events = events_of(signature, fp32_us, target)
-            found[i >= TESTED].append(Sample(fp32_us=fp32_us, low_us=low_us, events=events))
-    return found
+            pairs[i >= TESTED].append(Sample(fp32_us=fp32_us, low_us=low_us, events=events))
+    return pairs
 
 
 def linear(samples: Sequence[Sample], method: Method) -> OpModel:
@@ -108,7 +108,7 @@ def score(predict: Predict, tests: Sequence[Sample]) -> float:
 def curve(pairs: Pairs, name: str) -> dict[int, float]:
     """M_A on the samples to test with, by the number of samples fitted to: the median over some draws."""
     tests, pool = pairs
-    found = {}
+    by_size = {}
     is_perceptron = name in (MLP, MLP_LOG)
     for size in PERCEPTRON_SIZES if is_perceptron else SIZES:
         if size * _NEARLY > len(pool):
@@ -120,8 +120,8 @@ def curve(pairs: Pairs, name: str) -> dict[int, float]:
             if predict is not None:
                 scores.append(score(predict, tests))
         if scores:
-            found[size] = median(scores)
-    return found
+            by_size[size] = median(scores)
+    return by_size
 
 
 def on_long(pairs: Pairs, names: Sequence[str]) -> dict[str, float]:
@@ -130,8 +130,8 @@ def on_long(pairs: Pairs, names: Sequence[str]) -> dict[str, float]:
     if min(len(tests), len(pool)) < _FEWEST_LONG:
         return {}
     models = {name: fitted(pool, name) for name in names}
-    found = {name: score(predict, tests) for name, predict in models.items() if predict is not None}
-    return {"share": (len(tests) + len(pool)) / sum(map(len, pairs)), **found}
+    scores = {name: score(predict, tests) for name, predict in models.items() if predict is not None}
+    return {"share": (len(tests) + len(pool)) / sum(map(len, pairs)), **scores}
 
 
 def _longest(pairs: Pairs) -> float:
@@ -153,7 +153,7 @@ def cast_curves(timer: NodeTimer) -> dict[str, dict[int, float]]:
     ]
     tests = [(n, us) for pair, n, us in timed if pair % 11 == 0]
     pool = [(n, us) for pair, n, us in timed if pair % 11]
-    found: dict[str, dict[int, float]] = {EQ1: {}, EQ1_RELATIVE: {}}
+    by_name: dict[str, dict[int, float]] = {EQ1: {}, EQ1_RELATIVE: {}}
     for size in (size for size in SIZES if tests and size <= len(pool)):
         for name, relative in ((EQ1, False), (EQ1_RELATIVE, True)):
             scores = []
@@ -162,8 +162,8 @@ def cast_curves(timer: NodeTimer) -> dict[str, dict[int, float]]:
                 sizes, times = zip(*(pool[i] for i in chosen), strict=True)
                 model = fit_cast(sizes, times, relative=relative)
                 scores.append(model_accuracy([model.cast_us(n) for n, _ in tests], [us for _, us in tests]))
-            found[name][size] = median(scores)
-    return found
+            by_name[name][size] = median(scores)
+    return by_name
 
 
 def noise(signatures: Sequence[Signature], first: NodeTimer, again: NodeTimer) -> Row | None:

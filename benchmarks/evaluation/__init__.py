@@ -1,1 +1,1 @@
-"""What the paper's evaluation is made of: predictions, measured steps, single nodes, other converters."""
+"""Parts of the paper's evaluation: predictions, measured steps, single nodes, other converters."""

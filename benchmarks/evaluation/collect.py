@@ -1,4 +1,4 @@
-"""What is on record of the evaluation, as one value that fits JSON, and its pictures."""
+"""The evaluation's records as one value that fits JSON, and its pictures."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from benchmarks.evaluation.peers import PEERS
 from benchmarks.evaluation.predicted import summary, with_ratios
 from benchmarks.evaluation.strategies import CAMPO, FP32, OPTIMAL, STRATEGIES, TF_AMP
 from benchmarks.figures import dots, stacked
-from benchmarks.pages import made
+from benchmarks.pages import provenance
 from benchmarks.steps import Records
 from benchmarks.zoo import TITLES
 from campo_onnx import target
@@ -34,23 +34,23 @@ def collect(records: Records) -> Data:
     """Put everything on record together, ratios and summaries included."""
 
     def by_model(name: str) -> Data:
-        return {m: found for m in TITLES if (found := records.result(name.format(m)))}
+        return {m: result for m in TITLES if (result := records.result(name.format(m)))}
 
     predicted = {name: rows for name in DEVICES if (rows := by_model(f"predicted-{name}-{{}}"))}
     predicted = {name: {m: with_ratios(row) for m, row in rows.items()} for name, rows in predicted.items()}
     graphs = {variant: by_model(f"graph-{{}}-{variant}") for variant in VARIANTS}
     peers = [row for variant in ("full", "small") for row in _peers(records, variant)]
     return {
-        "made": made(),
+        "made": provenance(),
         "strategies": [*STRATEGIES],
         "titles": dict(TITLES),
         "peer_titles": {peer.name: peer.title for peer in PEERS.values()},
         "devices": {name: target(name).hardware.title for name in predicted},
-        "batches": {v: {m: graph["batch"] for m, graph in found.items()} for v, found in graphs.items()},
+        "batches": {v: {m: graph["batch"] for m, graph in models.items()} for v, models in graphs.items()},
         "predicted": {name: {"models": rows, "summary": summary(rows)} for name, rows in predicted.items()},
-        "measured": {p: found for p in PROVIDERS if (found := _measured(records, p)) is not None},
+        "measured": {p: measured for p in PROVIDERS if (measured := _measured(records, p)) is not None},
         "peers": peers,
-        "peers_of": made(),
+        "peers_of": provenance(),
         "peer_errors": errors_of(peers),
     }
 
@@ -73,7 +73,7 @@ def _peers(records: Records, variant: str) -> list[Data]:
 
 
 def errors_of(peers: Sequence[Data]) -> list[Data]:
-    """What went wrong with the peers: errors of a kind once, with the models they hit."""
+    """Errors of the peers: each kind once, with the models that it hit."""
     kinds: dict[tuple[str, ...], Data] = {}
     for row in peers:
         converted = row["converted"] or {"invalid": "", "refused": ""}
@@ -81,8 +81,8 @@ def errors_of(peers: Sequence[Data]) -> list[Data]:
         for where, text in (said | {"ONNX Runtime": converted["refused"]}).items():
             kind = (row["variant"], row["title"], where, _PARTICULARS.sub("", text)[:_KIND])
             if text:
-                found = dict(zip(("variant", "title", "where", "message"), (*kind[:3], text), strict=True))
-                kinds.setdefault(kind, found | {"models": []})["models"].append(row["model"])
+                error = dict(zip(("variant", "title", "where", "message"), (*kind[:3], text), strict=True))
+                kinds.setdefault(kind, error | {"models": []})["models"].append(row["model"])
     return [*kinds.values()]
 
 
@@ -103,24 +103,24 @@ def _measured(records: Records, provider: str) -> Data | None:
     return {
         **{key: newest[key] for key in alike},
         "planned_for_title": target(newest["planned_for"]).hardware.title,
-        "of": made()["versions"],
+        "of": provenance()["versions"],
         **{key: last[key] for key in ("machine", "measured_at", "energy_from", "memory_from")},
         "load_average": max(facts["load_average"][0] for facts in parts),
         "batch": {facts["asked"]["model"]: facts["result"]["batch"] for facts in parts},
-        "rows": {model: _shared(found) for model, found in rows.items() if found},
-        "accuracy": scores([time for found in times.values() for time in found]),
-        "mispredictions": {of: mispredictions(found) for of, found in times.items() if of != CAST},
+        "rows": {model: _shared(by_label) for model, by_label in rows.items() if by_label},
+        "accuracy": scores([time for nodes in times.values() for time in nodes]),
+        "mispredictions": {of: mispredictions(nodes) for of, nodes in times.items() if of != CAST},
     }
 
 
 def _shared(rows: Mapping[str, Data]) -> list[Data]:
     """Put the strategies together that decide alike and share a graph and its figures."""
-    found: dict[str, Data] = {}
+    by_graph: dict[str, Data] = {}
     for label, row in rows.items():
-        shared = found.setdefault(row["name"], row | {"labels": [], "titles": []})
+        shared = by_graph.setdefault(row["name"], row | {"labels": [], "titles": []})
         shared["labels"].append(label)
         shared["titles"].append(PEERS[label].title if label in PEERS else label)
-    return [*found.values()]
+    return [*by_graph.values()]
 
 
 def draw(data: Data, folder: Path) -> list[Path]:
@@ -138,8 +138,8 @@ def draw(data: Data, folder: Path) -> list[Path]:
     def column(models: Data, key: str, scale: float = 1.0) -> Data:
         return {m: {label: row[key] * scale for label, row in rows.items()} for m, rows in models.items()}
 
-    for name, found in data["predicted"].items():
-        where, of = f"{data['devices'][name]}, predicted", partial(column, found["models"])
+    for name, predicted in data["predicted"].items():
+        where, of = f"{data['devices'][name]}, predicted", partial(column, predicted["models"])
         dotted(f"throughput_{name}", of("speedup"), title=f"Throughput over FP32: {where}", **ratio)
         axis = "inserted Casts (logarithmic)"
         dotted(f"casts_{name}", of("casts"), title=f"Casts: {where}", axis=axis, logarithmic=True)
@@ -148,7 +148,7 @@ def draw(data: Data, folder: Path) -> list[Path]:
         parts = {"graph rewriting": "rewriting", "padding": "padding"}
         bars = {
             f"{TITLES[model]}, {label}": {part: 100 * rows[label][key] for part, key in parts.items()}
-            for model, rows in found["models"].items()
+            for model, rows in predicted["models"].items()
             for label in (CAMPO, OPTIMAL)
             if label in rows and TF_AMP in rows
         }
@@ -156,11 +156,11 @@ def draw(data: Data, folder: Path) -> list[Path]:
         axis = "step saved, % of TF_AMP's step (below 0: lost)"
         written.append(folder / f"campo_eval_breakdown_{name}.svg")
         stacked(bars, [*parts], written[-1], title=title, axis=axis)
-    for provider, found in data["measured"].items():
+    for provider, measured in data["measured"].items():
         medians = {
             model: {label: r["speedup"]["median"] for r in rows if r["speedup"] for label in r["labels"]}
-            for model, rows in found["rows"].items()
+            for model, rows in measured["rows"].items()
         }
-        title = f"Throughput over FP32, measured on {found['machine']['device']} ({provider})"
+        title = f"Throughput over FP32, measured on {measured['machine']['device']} ({provider})"
         dotted(f"throughput_measured_{provider}", medians, title=title, **ratio)
     return written

@@ -1,4 +1,4 @@
-"""What a peer made of a training step: is it a valid step still, and what did it put in FP16."""
+"""A training step that a peer converted: whether it is still valid, and which nodes are in FP16."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -31,21 +31,21 @@ T = TypeVar("T")
 
 def examine(graph: Path, converted: Path, devices: Sequence[str]) -> dict[str, Any]:
     """Hold a converted graph against the FP32 graph it was made from."""
-    given = import_model(graph)
+    original = import_model(graph)
     model = onnx.load(converted)
     dtypes = _dtypes(model)
-    low = low_names(model, dtypes) & frozenset(given.view.node)
-    update, of_loss = weight_update(given.view), loss(given.view, oplists("campo"))
+    low = low_names(model, dtypes) & frozenset(original.view.node)
+    update, of_loss = weight_update(original.view), loss(original.view, oplists("campo"))
     mixed, unreadable = _told(lambda: import_model(converted), CampoError)
     steps_us = {} if mixed is None else {name: _predict(graph, mixed, low, name) for name in devices}
-    had = _casts(given.model, {name: info.dtype for name, info in given.view.tensors.items()})
+    had = _casts(original.model, {name: info.dtype for name, info in original.view.tensors.items()})
     anywhere = LoadSettings(must_stay=False)
     return {
         "invalid": _told(lambda: onnx.checker.check_model(converted, full_check=True), *_INVALID)[1],
         "refused": _told(lambda: load(model, machine("cpu"), settings=anywhere), CampoError)[1],
         "unreadable": unreadable,
-        "interface_kept": _interface(given.model) == _interface(model),
-        "nodes": len(given.view.nodes),
+        "interface_kept": _interface(original.model) == _interface(model),
+        "nodes": len(original.view.nodes),
         "low_nodes": len(low),
         "update_nodes": len(update),
         "low_update_nodes": len(update & low),
@@ -73,9 +73,9 @@ def _dtypes(model: ModelProto) -> dict[str, int]:
         return dict(infer(model, {}).dtypes)
     except onnx.checker.ValidationError:
         graph = onnx.shape_inference.infer_shapes(model).graph
-    known = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    dtypes = {tensor.name: tensor.data_type for tensor in graph.initializer}
     values = (*graph.input, *graph.output, *graph.value_info)
-    return known | {value.name: value.type.tensor_type.elem_type for value in values}
+    return dtypes | {value.name: value.type.tensor_type.elem_type for value in values}
 
 
 def _casts(model: ModelProto, dtypes: dict[str, int]) -> int:
@@ -86,7 +86,7 @@ def _casts(model: ModelProto, dtypes: dict[str, int]) -> int:
 
 
 def _told(call: Callable[[], T], *errors: type[Exception]) -> tuple[T | None, str]:
-    """What a call gives, or the first line of the error that it ends with."""
+    """The result of a call, or the first line of the error that it ends with."""
     try:
         return call(), ""
     except errors as error:

@@ -45,7 +45,7 @@ def node_times(graph: Path, device: Target, bench: NodeTimer, on_progress: Progr
     for node in problem.view.nodes:
         if node.op.label in OPERATORS and (alone := standalone(problem.view, node.name)) is not None:
             names[alone].append(node.name)
-    found = []
+    times = []
     for done, (signature, alike) in enumerate(names.items(), start=1):
         low = lowered(signature, ports_of(signature, Precision.FP16), Precision.FP16)
         try:
@@ -54,36 +54,36 @@ def node_times(graph: Path, device: Target, bench: NodeTimer, on_progress: Progr
         except UnsupportedModelError:
             continue  # a node that does not run alone has no time of its own
         cost, op = problem.costs.nodes[alike[0]], problem.view.node[alike[0]].op.label
-        found.append(
+        times.append(
             {"op": op, "count": len(alike), "fp32_us": fp32_us, "low_us": low_us}
             | {"predicted_fp32_us": cost.fp32_us, "predicted_low_us": cost.low_us}
         )
         on_progress(done, len(names))
-    return found
+    return times
 
 
 def cast_times(graph: Path, device: Target, bench: NodeTimer, on_progress: Progress) -> Times:
     """Time Casts in both directions over a sweep of sizes."""
     cast = _problem(graph, device).costs.cast
-    found = []
+    times = []
     for done, (elements, signature) in enumerate(
         cast_samples(_CASTS, _LARGEST_CAST_ELEMENTS, Precision.FP16), start=1
     ):
         predicted_us = dict.fromkeys(("predicted_fp32_us", "predicted_low_us"), cast.cast_us(elements))
         fp32_us = bench.time(signature).median_us
-        found.append({"op": CAST, "count": 1, "fp32_us": fp32_us, "low_us": None, **predicted_us})
+        times.append({"op": CAST, "count": 1, "fp32_us": fp32_us, "low_us": None, **predicted_us})
         on_progress(done, 2 * _CASTS)
-    return found
+    return times
 
 
 def scores(times: Times) -> list[dict[str, Any]]:
     """M_A (Eq. 3) of FP32 and FP16 times by operator, over distinct nodes that took any measurable time."""
-    found = []
+    rows = []
     for op in (CAST, *OPERATORS):
         part = pl.DataFrame([time for time in times if time["op"] == op and time["fp32_us"] > 0])
         if len(part):
-            found.append({"op": op, "nodes": len(part), **{p: _score(part, p) for p in ("fp32", "low")}})
-    return found
+            rows.append({"op": op, "nodes": len(part), **{p: _score(part, p) for p in ("fp32", "low")}})
+    return rows
 
 
 def _score(part: pl.DataFrame, precision: str) -> float | None:

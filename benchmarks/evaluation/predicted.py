@@ -1,4 +1,4 @@
-"""What every strategy is predicted to make of a graph on a device. Nothing is run."""
+"""Predictions of every strategy's plan of a graph for a device. Nothing is run."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -51,15 +51,15 @@ def _row(row: ComparisonRow, best: Plan, unpadded_us: float | None) -> Row:
 
 def missed_us(plan: Plan, low: Collection[str]) -> Counter[str]:
     """Sum up by reason what FP16 would gain on nodes that a plan leaves in FP32 and another does not."""
-    found: Counter[str] = Counter()
+    by_reason: Counter[str] = Counter()
     for decision in plan.decisions:
         if decision.node in low and decision.node not in plan.low_nodes:
-            found[decision.decided_by.value] += decision.gain_us
-    return found
+            by_reason[decision.decided_by.value] += decision.gain_us
+    return by_reason
 
 
 def figures(plan: Plan, unpadded_us: float) -> Row:
-    """What a plan comes to, and its step where it may not pad."""
+    """Figures of a plan, and its step where it may not pad."""
     return {
         "step_us": plan.predicted_us,
         "unpadded_us": unpadded_us,
@@ -73,9 +73,9 @@ def figures(plan: Plan, unpadded_us: float) -> Row:
 
 def with_ratios(rows: Rows) -> dict[str, Row]:
     """Add what the figures of the paper show: ratios to FP32 and to TF_AMP, shares of TF_AMP's step."""
-    found = {label: row | {"speedup": row["fp32_us"] / row["step_us"]} for label, row in rows.items()}
+    by_label = {label: row | {"speedup": row["fp32_us"] / row["step_us"]} for label, row in rows.items()}
     base = rows.get(TF_AMP)
-    for row in found.values() if base is not None else ():
+    for row in by_label.values() if base is not None else ():
         whole_us, casts, share = base["step_us"], base["casts"], base["tensor_core_share"]
         saved = (whole_us - row["unpadded_us"]) / whole_us, (row["unpadded_us"] - row["step_us"]) / whole_us
         row |= {
@@ -86,24 +86,24 @@ def with_ratios(rows: Rows) -> dict[str, Row]:
             "more_tensor_cores": row["tensor_core_share"] / share - 1 if share else None,
             "share_of_rewriting": saved[0] / sum(saved) if sum(saved) > 0 else None,
         }
-    return found
+    return by_label
 
 
 def summary(by_model: Mapping[str, Rows]) -> Row:
     """Sum a device up over the models, as the paper's text does, for `campo` and `optimal`."""
     keys = ("speedup", "over_tf_amp", "fewer_casts", "more_tensor_cores", "rewriting", "padding")
-    found: Row = {}
+    by_label: Row = {}
     for label in (TF_AMP, CAMPO, OPTIMAL):
         rows = [rows[label] for rows in by_model.values() if label in rows]
-        found[label] = {key: spread(row.get(key) for row in rows) for key in (*keys, "share_of_rewriting")}
+        by_label[label] = {key: spread(row.get(key) for row in rows) for key in (*keys, "share_of_rewriting")}
         shared = [rows for model, rows in by_model.items() if model not in NOT_ON_RTX2080TI]
-        found[label]["low_nodes"] = sum(rows[label]["low_nodes"] for rows in shared if label in rows)
-    return found
+        by_label[label]["low_nodes"] = sum(rows[label]["low_nodes"] for rows in shared if label in rows)
+    return by_label
 
 
 def spread(values: Iterable[float | None]) -> Row | None:
-    """Mean, least and most of what is known, and of how many."""
-    known = [value for value in values if value is not None]
-    if not known:
+    """Mean, least and most of the numbers that are not None, and their count."""
+    numbers = [value for value in values if value is not None]
+    if not numbers:
         return None
-    return {"mean": fmean(known), "least": min(known), "most": max(known), "models": len(known)}
+    return {"mean": fmean(numbers), "least": min(numbers), "most": max(numbers), "models": len(numbers)}

@@ -1,4 +1,4 @@
-"""What every strategy's graph, and every peer's, takes: interleaved training steps, measured."""
+"""Measured training steps, interleaved: of every strategy's graph, and of every peer's."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -46,12 +46,12 @@ def candidates(
 
     A strategy that pads comes with padding off as well, where it pads at all.
     """
-    found: dict[tuple[object, ...], Candidate] = {}
+    by_decisions: dict[tuple[object, ...], Candidate] = {}
     for label, plan, imported in _planned(graph, options_for(planned_for, calibrated), labels):
         new = Candidate(labels=(), imported=imported, casts=len(plan.casts), predicted_us=plan.predicted_us)
-        known = found.get(decided(plan), new)
-        found[decided(plan)] = replace(known, labels=(*known.labels, label))
-    return tuple(found.values())
+        candidate = by_decisions.get(decided(plan), new)
+        by_decisions[decided(plan)] = replace(candidate, labels=(*candidate.labels, label))
+    return tuple(by_decisions.values())
 
 
 def _planned(graph: Path, options: Options, labels: Collection[str]) -> Iterator[tuple[str, Plan, Imported]]:

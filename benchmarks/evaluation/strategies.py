@@ -15,7 +15,7 @@ from campo_onnx.targets.target import Target
 
 
 def label_of(strategy: str, lists: str) -> str:
-    """What a strategy is called here; TF_AMP comes with several lists."""
+    """The label of a strategy; TF_AMP comes with several lists."""
     return f"{strategy} {lists}" if strategy == "tf-amp" else strategy
 
 
@@ -31,7 +31,7 @@ PADDING = (CAMPO, OPTIMAL)
 
 
 def options_for(target: Target, calibrated: Path | None = None) -> Options:
-    """What is planned with on a device: a calibration, or public figures where there is none."""
+    """Options for a device: of a calibration, or of public figures where there is none."""
     name = file_name(target, Precision.FP16)
     file = calibrated or shipped_folder().joinpath(name)
     options = Options(target=target, lists=preset("campo"))
@@ -42,5 +42,5 @@ def options_for(target: Target, calibrated: Path | None = None) -> Options:
 
 
 def decided(plan: Plan) -> tuple[object, ...]:
-    """What two plans have in common when their graphs are the same."""
+    """Everything that decides a plan's graph: equal for two plans whose graphs are the same."""
     return plan.low_nodes, plan.pads

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.frameworks.roles import LAYOUT, PRODUCT, Role, roles_of
-from benchmarks.pages import made, publish
+from benchmarks.pages import provenance, publish
 from campo_onnx import Options, Plan, Precision, oplists, optimize_model, target
 from campo_onnx.optimize.plan.edits import Decision
 from campo_onnx.optimize.plan.reason import Reason
@@ -61,7 +61,7 @@ class Share:
 
     @property
     def left_to_costs_us(self) -> float:
-        """What FP16 would save in nodes that stayed FP32 because of casts, the casts not counted."""
+        """Time that FP16 would save in nodes that stayed FP32 because of casts, the casts not counted."""
         return sum(
             d.gain_us for d in self.decisions if d.precision != self.plan.low and d.decided_by in _COSTS
         )
@@ -85,7 +85,7 @@ def agreement(network: str, device_name: str, strategy: str) -> Agreement:
     """Plan one network in every framework's graph, and sort its nodes by role."""
     options = Options(target=target(device_name), lists=oplists("campo"), strategy=strategy)
     plans: dict[str, Plan] = {}
-    found: dict[Role, dict[str, list[Decision]]] = defaultdict(lambda: defaultdict(list))
+    by_role: dict[Role, dict[str, list[Decision]]] = defaultdict(lambda: defaultdict(list))
     for framework in FRAMEWORKS:
         result = optimize_model(GRAPHS / f"{network}_{framework}.onnx", options)
         plans[framework] = result.plan
@@ -94,7 +94,7 @@ def agreement(network: str, device_name: str, strategy: str) -> Agreement:
             if decision.precision is None:
                 continue
             for role in roles[decision.node]:
-                found[role][framework].append(decision)
+                by_role[role][framework].append(decision)
     return Agreement(
         network=network,
         device=device_name,
@@ -102,7 +102,7 @@ def agreement(network: str, device_name: str, strategy: str) -> Agreement:
         plans=plans,
         shares={
             role: {name: Share(plan=plans[name], decisions=tuple(by[name])) for name in FRAMEWORKS}
-            for role, by in sorted(found.items())
+            for role, by in sorted(by_role.items())
         },
     )
 
@@ -151,7 +151,7 @@ def _of(agreements: Sequence[Agreement]) -> dict[str, Any]:
 
 def main() -> None:
     """Plan everything, and write the page."""
-    print(*publish("frameworks", {"made": made(), "networks": results(list(every_agreement()))}))
+    print(*publish("frameworks", {"made": provenance(), "networks": results(list(every_agreement()))}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a node is for in a training step, told by structure alone: the same for every framework.
+"""The role of a node in a training step, told by structure alone: the same for every framework.
 
 Names and spellings differ: one framework's ``Gelu`` is another's ``Mul, Erf, Add, Mul``, and a weight's
 gradient is a ``Gemm``, a ``MatMul`` or half a ``ConvGrad``. A role says what such nodes have in common.
@@ -70,14 +70,14 @@ def roles_of(problem: Problem, lists: OpLists) -> Mapping[str, tuple[Role, ...]]
             return "normalization"
         return "pooling" if node.op.op_type in _POOLING else "elementwise"
 
-    found = {}
+    roles = {}
     for node in view.nodes:
         part = FORWARD if node.name in forward else BACKWARD
         if node.name in products:
-            found[node.name] = tuple(_products(node, part, view))
+            roles[node.name] = tuple(_products(node, part, view))
         else:
-            found[node.name] = (Role(part=part, kind=kind(node, part)),)
-    return found
+            roles[node.name] = (Role(part=part, kind=kind(node, part)),)
+    return roles
 
 
 def _products(node: OpNode, part: str, view: GraphView) -> Iterator[Role]:
@@ -116,14 +116,14 @@ def _consumers(node: OpNode, view: GraphView) -> Iterator[str]:
 def _reached(
     names: Iterable[str], view: GraphView, follow: Follow, within: Container[str] | None = None
 ) -> frozenset[str]:
-    """The given nodes, and those reached from them, of some operators only where these are given."""
-    found, pending = set(names), list(names)
+    """Nodes, and those reached from them; where operators are named, only nodes of these."""
+    reached, pending = set(names), list(names)
     while pending:
         for name in follow(view.node[pending.pop()], view):
-            if name not in found and (within is None or view.node[name].op.op_type in within):
-                found.add(name)
+            if name not in reached and (within is None or view.node[name].op.op_type in within):
+                reached.add(name)
                 pending.append(name)
-    return frozenset(found)
+    return frozenset(reached)
 
 
 def _statistics(problem: Problem) -> Mapping[str, frozenset[str]]:
@@ -133,9 +133,9 @@ def _statistics(problem: Problem) -> Mapping[str, frozenset[str]]:
     result is broadcast back.
     """
     view, classification = problem.view, problem.classification
-    found: dict[str, set[str]] = {}
-    for start, given in classification.classes.items():
-        if given.finding not in (Finding.STATISTIC, Finding.SUM_OF_SQUARES, Finding.SQUARES):
+    pieces: dict[str, set[str]] = {}
+    for start, node_class in classification.classes.items():
+        if node_class.finding not in (Finding.STATISTIC, Finding.SUM_OF_SQUARES, Finding.SQUARES):
             continue
         pending, seen = [start], {start}
         while pending:
@@ -147,8 +147,8 @@ def _statistics(problem: Problem) -> Mapping[str, frozenset[str]]:
                     if use not in classification.contained:
                         pending.append(use.node)
         for name in seen:
-            found.setdefault(name, set()).add(start)
-    return {name: frozenset(starts) for name, starts in found.items()}
+            pieces.setdefault(name, set()).add(start)
+    return {name: frozenset(starts) for name, starts in pieces.items()}
 
 
 def _belongs(use: Use, tensor: str, problem: Problem) -> bool:
@@ -168,19 +168,23 @@ def _softmax(
 ) -> frozenset[str]:
     """Find the pieces of softmaxes, whole or decomposed, and of their gradients."""
     view = problem.view
-    exps = {n for n, given in problem.classification.classes.items() if given.finding is Finding.SOFTMAX_EXP}
+    exps = {
+        n
+        for n, node_class in problem.classification.classes.items()
+        if node_class.finding is Finding.SOFTMAX_EXP
+    }
     whole = {node.name for node in view.nodes if node.op.op_type.startswith("Softmax")} - losses
-    found = exps | whole
+    pieces = exps | whole
     for _ in range(2):  # the forward pass, then the gradients that read its results
         starts = {
             start
             for name, own in statistics.items()
             for start in own
-            if any(t in view.producer and view.producer[t].name in found for t in _read_by(start, view))
+            if any(t in view.producer and view.producer[t].name in pieces for t in _read_by(start, view))
         }
-        found |= {name for name, own in statistics.items() if own & starts}
+        pieces |= {name for name, own in statistics.items() if own & starts}
     shifts = _reached(exps, view, _producers, {"Sub", "Max", "ReduceMax", "Reshape"})
-    return frozenset(found | shifts)
+    return frozenset(pieces | shifts)
 
 
 def _read_by(name: str, view: GraphView) -> Iterator[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.frontier import GRAPHS, LEARNERS
-from benchmarks.pages import RESULTS, arguments, made, publish
+from benchmarks.pages import RESULTS, arguments, provenance, publish
 from campo_onnx.ops.precision import Precision
 from campo_onnx.scale.local import LocalPool
 from campo_onnx.scale.results import Results
@@ -82,7 +82,7 @@ def main() -> None:
         with Results(work / f"{part}.jsonl") as results:
             rows[part] = [*results.values()]
     facts = summary(rows)
-    print(*publish("frontier", {"made": made("scipy", "openvino"), **facts}, options.out))
+    print(*publish("frontier", {"made": provenance("scipy", "openvino"), **facts}, options.out))
     if facts["qualities"]:
         errors(curves(facts["qualities"]), options.out / "frontier.svg")
 

@@ -1,4 +1,4 @@
-"""What mixing FP16 and BF16 in one plan could gain over the better of both frontiers.
+"""Bounds on the gain of mixing FP16 and BF16 in one plan, over the better of both frontiers.
 
 Three labels are no cut: a Cast from one low format to the other is cheaper than two by way of FP32. An LP
 relaxation bounds what any plan costs from below. Expansion moves (Boykov, Veksler, Zabih 2001) bound it from
@@ -153,7 +153,7 @@ class Mixture:
         return float(result.fun) * scale, result.x
 
     def cost_us(self, labels: Labels) -> float:
-        """What an assignment costs in truth: the program with every label fixed."""
+        """The exact cost of an assignment: the program with every label fixed."""
         chosen = {column for (name, label), column in self._label.items() if labels[name] == label}
         program = self._program
         least = np.zeros(program.count)

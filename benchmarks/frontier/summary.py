@@ -1,4 +1,4 @@
-"""What the results show: ranks, factors and shares."""
+"""Summary of the results: ranks, factors and shares."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median, stdev

@@ -63,18 +63,18 @@ def calibrate_here(chosen: Workload, limit_s: float) -> str:
     with Store(default_path()) as store:
         timer = NodeTimer(machine=here, store=store)
         try:
-            made = calibrate(chosen, timer, figures, Precision.BF16, advance)
+            calibration = calibrate(chosen, timer, figures, Precision.BF16, advance)
         except _TimeUpError:
             try:
-                made = calibrate(chosen, replace(timer, only_stored=True), figures, Precision.BF16)
+                calibration = calibrate(chosen, replace(timer, only_stored=True), figures, Precision.BF16)
             except ProfileError:
                 return ""
-    _keep(made)
+    _keep(calibration)
     return calibration_here()
 
 
-def _keep(made: Calibration) -> Path:
+def _keep(calibration: Calibration) -> Path:
     make_folder(user_folder())
-    path = user_folder() / file_name(made.target, Precision.BF16)
-    write_text(made.to_json(), path)
+    path = user_folder() / file_name(calibration.target, Precision.BF16)
+    write_text(calibration.to_json(), path)
     return path

@@ -129,11 +129,11 @@ def priced(
     table: CostTable, parts: Mapping[str, Part], low: frozenset[str], casts: Sequence[int]
 ) -> Mapping[Part, float]:
     """Add up what a plan's nodes and Casts are predicted to take, by part."""
-    found = dict.fromkeys(Part, 0.0)
+    parts_us = dict.fromkeys(Part, 0.0)
     for name, cost in table.nodes.items():
-        found[parts[name]] += cost.low_us if name in low else cost.fp32_us
-    found[Part.CASTS] += sum(map(table.cast.cast_us, casts))
-    return found
+        parts_us[parts[name]] += cost.low_us if name in low else cost.fp32_us
+    parts_us[Part.CASTS] += sum(map(table.cast.cast_us, casts))
+    return parts_us
 
 
 def learned(plans: Sequence[Measured]) -> Facts | None:
@@ -165,11 +165,13 @@ def learned(plans: Sequence[Measured]) -> Facts | None:
 def _predictions(plans: Sequence[Measured], model: str) -> Mapping[tuple[str, str], float]:
     if model != LEARNED:
         return {(p.network, p.plan): sum(p.parts_us[model].values()) for p in plans}
-    found = {}
+    predicted_us = {}
     for network in dict.fromkeys(p.network for p in plans):
         in_step = fit_in_step([p.step for p in plans if p.network != network])
-        found |= {(network, p.plan): step_us(in_step, p.step.parts_us) for p in plans if p.network == network}
-    return found
+        predicted_us |= {
+            (network, p.plan): step_us(in_step, p.step.parts_us) for p in plans if p.network == network
+        }
+    return predicted_us
 
 
 def _quality(

@@ -165,8 +165,8 @@ def _measured(one: Drawn, lists: OpLists, threads: int) -> Facts:
 
 
 def _facts(times_us: list[float]) -> Facts:
-    found = median_interval(times_us)
-    return {"median": found.median, "low": found.low, "high": found.high}
+    interval = median_interval(times_us)
+    return {"median": interval.median, "low": interval.low, "high": interval.high}
 
 
 def _in_blocks(steps: dict[str, Step]) -> dict[str, list[float]]:

@@ -9,7 +9,7 @@ from benchmarks.figures import distributions, dots
 from benchmarks.measured import NETWORKS, drawn, summary
 from benchmarks.measured.learning import PER_OPERATOR
 from benchmarks.measured.sides import SIDES, THREADS
-from benchmarks.pages import RESULTS, head, interval, line, made, publish
+from benchmarks.pages import RESULTS, head, interval, line, provenance, publish
 from campo_onnx.errors import UsageError
 from campo_onnx.files import write_text
 
@@ -97,16 +97,16 @@ def data_of(
 
     def rows(kind: str) -> list[Facts]:
         return [
-            summary.network_row(name, timed, known)
+            summary.network_row(name, timed, planned)
             for name, timed in by_kind[kind].items()
-            if (known := plans.get(name)) is not None and timed["rounds_ms"].get("fp32")
+            if (planned := plans.get(name)) is not None and timed["rounds_ms"].get("fp32")
         ]
 
     networks, batches, random = rows("network"), rows("batch"), rows("drawn")
     every = [*by_kind["network"].values(), *by_kind["batch"].values(), *by_kind["drawn"].values()]
     ops = next(iter(by_kind["ops"].values()), None)
     return {
-        "made": every[0]["made"] if every else made("torch", "openvino", "transformers"),
+        "made": every[0]["made"] if every else provenance("torch", "openvino", "transformers"),
         "machine": every[0]["machine"] if every else {},
         "times": sorted(value["measured_at"] for value in every),
         "threads": THREADS,
@@ -133,15 +133,15 @@ def data_of(
 def _sweeps(networks: Sequence[Facts], batches: Sequence[Facts]) -> list[Facts]:
     """Lines of the sweep: a network's own batch is that of the network."""
     bases = dict.fromkeys(row["name"].partition("@")[0] for row in batches)
-    found = []
+    rows = []
     for base in bases:
         of_base = [row for row in batches if row["name"].startswith(f"{base}@")]
         sizes = [(int(row["name"].partition("@")[2]), row) for row in of_base]
         own = [(0, row) for row in networks if row["name"] == base]
         for batch, row in sorted((*sizes, *own), key=lambda entry: entry[0]):
             keys = ("ms", "over_fp32", "load")
-            found.append({"title": NETWORKS[base], "batch": batch or None} | {key: row[key] for key in keys})
-    return found
+            rows.append({"title": NETWORKS[base], "batch": batch or None} | {key: row[key] for key in keys})
+    return rows
 
 
 def table_of(data: Facts) -> str:
@@ -174,11 +174,11 @@ def _truths(data: Facts) -> Iterator[str]:
             f"{gain['mean'] - 1:+.1%} ({gain['networks']} networks): list and plans lower nearly the same "
             "products, and the gain over FP32 comes from those."
         )
-    if (found := data["prediction"]) and data["learned"]:
+    if (prediction := data["prediction"]) and data["learned"]:
         model = data["learned"]["models"][PER_OPERATOR]
         yield (
-            f"Whole steps are predicted {found['error']:.0%} off in the mean over {found['plans']} plans; of "
-            f"{model['pairs']} pairs of plans that measurements tell apart, "
+            f"Whole steps are predicted {prediction['error']:.0%} off in the mean over "
+            f"{prediction['plans']} plans; of {model['pairs']} pairs of plans that measurements tell apart, "
             f"{model['pairs'] - model['wrong']} are predicted in the right order."
         )
 

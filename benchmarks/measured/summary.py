@@ -18,12 +18,12 @@ _FEWEST_RANKED = 3
 
 def ratios(numerators: Times, denominators: Times) -> Facts:
     """Give the ratio of each side's times by round, with its interval; sides with few rounds are left out."""
-    found = {
+    speedups = {
         side: paired_speedup(numerators[side], denominators[side])
         for side in numerators
         if side in denominators
     }
-    return {side: asdict(ratio) for side, ratio in found.items() if ratio is not None}
+    return {side: asdict(ratio) for side, ratio in speedups.items() if ratio is not None}
 
 
 def against(times: Times, side: str, *, faster: bool) -> Facts:
@@ -75,27 +75,27 @@ def points(rows: Sequence[Facts]) -> Iterator[Facts]:
 
 def prediction(rows: Sequence[Facts]) -> Facts | None:
     """Compare predicted steps with measured ones (Figure 9): mean error, and the ranking of plans."""
-    found = [*points(rows)]
-    if len(found) < _FEWEST_RANKED:
+    plans = [*points(rows)]
+    if len(plans) < _FEWEST_RANKED:
         return None
     by_name = {
-        name: [p for p in found if p["name"] == name] for name in dict.fromkeys(p["name"] for p in found)
+        name: [p for p in plans if p["name"] == name] for name in dict.fromkeys(p["name"] for p in plans)
     }
     within = [rank for group in by_name.values() if (rank := spearman(group)) is not None]
     return {
-        "plans": len(found),
+        "plans": len(plans),
         "networks": len(by_name),
-        "error": fmean(abs(p["predicted_ms"] / p["measured_ms"] - 1) for p in found),
-        "median_error": median(abs(p["predicted_ms"] / p["measured_ms"] - 1) for p in found),
+        "error": fmean(abs(p["predicted_ms"] / p["measured_ms"] - 1) for p in plans),
+        "median_error": median(abs(p["predicted_ms"] / p["measured_ms"] - 1) for p in plans),
         "ratio_error": _ratio_error(by_name),
-        "spearman": spearman(found),
+        "spearman": spearman(plans),
         "within": fmean(within) if within else None,
         "by_plan": {
             plan: fmean(abs(p["predicted_ms"] / p["measured_ms"] - 1) for p in group)
             for plan in (FP32, *PLANS)
-            if (group := [p for p in found if p["plan"] == plan])
+            if (group := [p for p in plans if p["plan"] == plan])
         },
-        "points": found,
+        "points": plans,
     }
 
 
@@ -111,12 +111,12 @@ def _ratio_error(by_name: Mapping[str, Sequence[Facts]]) -> float | None:
     return fmean(errors) if errors else None
 
 
-def spearman(found: Sequence[Facts]) -> float | None:
+def spearman(plans: Sequence[Facts]) -> float | None:
     """Rank correlation of predicted and measured steps; None where they do not differ or are too few."""
     from scipy.stats import spearmanr
 
-    predicted, measured = ([p[key] for p in found] for key in ("predicted_ms", "measured_ms"))
-    if len(found) < _FEWEST_RANKED or len({*predicted}) == 1 or len({*measured}) == 1:
+    predicted, measured = ([p[key] for p in plans] for key in ("predicted_ms", "measured_ms"))
+    if len(plans) < _FEWEST_RANKED or len({*predicted}) == 1 or len({*measured}) == 1:
         return None
     return float(spearmanr(predicted, measured).statistic)
 
@@ -134,7 +134,7 @@ def casts(rows: Sequence[Facts]) -> Facts:
 
 def over_tf_amp(rows: Sequence[Facts]) -> Facts:
     """Throughput over that of the op list (Figures 4 and 5): geometric mean, most and least."""
-    found = {}
+    by_plan = {}
     for plan in ("campo", "optimal"):
         gains = [
             row["ms"]["tf-amp"]["median"] / row["ms"][plan]["median"]
@@ -143,15 +143,15 @@ def over_tf_amp(rows: Sequence[Facts]) -> Facts:
         ]
         if gains:
             mean = math.exp(fmean(map(math.log, gains)))
-            found[plan] = {"mean": mean, "most": max(gains), "least": min(gains), "networks": len(gains)}
-    return found
+            by_plan[plan] = {"mean": mean, "most": max(gains), "least": min(gains), "networks": len(gains)}
+    return by_plan
 
 
-def single_ops(found: Facts) -> Facts:
+def single_ops(measured: Facts) -> Facts:
     """Count how often low precision between Casts loses (Table 1)."""
-    rows = [row for row in found["rows"] if row["casts_pay"] is not None]
+    rows = [row for row in measured["rows"] if row["casts_pay"] is not None]
     return {
-        **found,
+        **measured,
         "rows": rows,
         "wrong": sum(row["casts_pay"]["high"] < 1 for row in rows),
         "right": sum(row["casts_pay"]["low"] > 1 for row in rows),

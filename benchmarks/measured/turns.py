@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.measured.gradients import refuse_unexplained
 from benchmarks.measured.sides import IN_FP32, MODULE, Worker
-from benchmarks.pages import made
+from benchmarks.pages import provenance
 from benchmarks.steps import StepError
 from campo_onnx.bench.statistics import MIN_SAMPLES
 from campo_onnx.hardware.processor import this_processor
@@ -161,7 +161,7 @@ def here() -> Facts:
     processor = this_processor()
     tiles = " with AMX" if processor is not None and "amx_bf16" in processor.features else ""
     return {
-        "made": made("torch", "openvino", "transformers"),
+        "made": provenance("torch", "openvino", "transformers"),
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {
             "cpu": cpu_name() + tiles,

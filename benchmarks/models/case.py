@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is trained in one configuration.
+    """One configuration of a training.
 
     Parameters
     ----------

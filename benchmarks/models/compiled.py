@@ -30,9 +30,9 @@ def row(build: Build) -> Row:
         module.load_state_dict(case.module.state_dict())
         return with_torch.trained(module, lambda: case.loss(run(**case.inputs), **case.targets))
 
-    found = exactness.compared(draw, with_torch.TORCH, train)
+    comparison = exactness.compared(draw, with_torch.TORCH, train)
     graphs = report(module).graphs
-    return {**found, "graphs": len(graphs), "kinds": sorted({graph.kind for graph in graphs})}
+    return {**comparison, "graphs": len(graphs), "kinds": sorted({graph.kind for graph in graphs})}
 
 
 if __name__ == "__main__":

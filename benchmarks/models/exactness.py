@@ -42,7 +42,7 @@ _LOSS_SCALE = 1024.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """What becomes of a case: the first step, and the weights after the last."""
+    """A trained case: its first step, and the weights after the last."""
 
     loss: float
     gradients: Arrays
@@ -82,8 +82,8 @@ class _Draw(NamedTuple):
     exact: Trained
     single: Trained
 
-    def errors(self, found: Trained) -> dict[str, float]:
-        return _errors(found, self.exact, self.feeds)
+    def errors(self, trained: Trained) -> dict[str, float]:
+        return _errors(trained, self.exact, self.feeds)
 
 
 def measured(draw: Callable[[int], Case], framework: Framework) -> dict[str, Any]:
@@ -100,15 +100,15 @@ def measured(draw: Callable[[int], Case], framework: Framework) -> dict[str, Any
         trained = (framework.train(case, is_exact) for is_exact in (True, False))
         draws.append(_Draw(case, framework.feeds(case, model), *trained))
     own = _by_name(each.errors(each.single) for each in draws)
-    found = _by_name(each.errors(ours.trained(each.feeds)) for each in draws)
+    errors = _by_name(each.errors(ours.trained(each.feeds)) for each in draws)
     feeds = draws[0].feeds
     row = {
         "nodes": len(model.graph.node),
         "export_s": export_s,
-        **_held_against(found, own),
+        **_held_against(errors, own),
         **_planned(model, feeds, ours.once(feeds), here),
     }
-    if max(_ratios(found, own).values()) > LIMIT:
+    if max(_ratios(errors, own).values()) > LIMIT:
         row["above"] = _explained(draws, own, framework, here)
     return row
 
@@ -141,30 +141,30 @@ def _highest(row: Mapping[str, Any]) -> float:
 def _compared(
     draw: Callable[[int], Case], framework: Framework, train: Callable[[Case], Trained]
 ) -> dict[str, Any]:
-    found, own = [], []
+    errors, own = [], []
     for number in range(DRAWS):
         case = draw(number)
         start = {f"param.{n}": p.detach().numpy().copy() for n, p in case.module.named_parameters()}
         exact, single = (framework.train(case, is_exact) for is_exact in (True, False))
-        made = train(case)
-        kept = {n: g for n, g in made.gradients.items() if n in exact.gradients or g.any()}
+        trained = train(case)
+        kept = {n: g for n, g in trained.gradients.items() if n in exact.gradients or g.any()}
         own.append(_errors(single, exact, start))
-        found.append(_errors(replace(made, gradients=kept), exact, start))
-    return _held_against(_by_name(found), _by_name(own))
+        errors.append(_errors(replace(trained, gradients=kept), exact, start))
+    return _held_against(_by_name(errors), _by_name(own))
 
 
-def _held_against(found: Mapping[str, NDArray[Any]], own: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    ratios = _ratios(found, own)
-    gradients = [name for name in found if name not in (_LOSS, _WEIGHTS)]
+def _held_against(errors: Mapping[str, NDArray[Any]], own: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    ratios = _ratios(errors, own)
+    gradients = [name for name in errors if name not in (_LOSS, _WEIGHTS)]
     worst = max(gradients, key=lambda name: ratios[name])
     return {
         "gradients": len(gradients),
         "loss_ratio": ratios[_LOSS],
-        "gradient_error": float(np.median(found[worst])),
+        "gradient_error": float(np.median(errors[worst])),
         "gradient_ratio": ratios[worst],
         "worst": worst,
-        "single_draws": [max(_ratio(found[key][n], own[key][n]) for key in gradients) for n in range(DRAWS)],
-        "steps_error": float(np.median(found[_WEIGHTS])),
+        "single_draws": [max(_ratio(errors[key][n], own[key][n]) for key in gradients) for n in range(DRAWS)],
+        "steps_error": float(np.median(errors[_WEIGHTS])),
         "steps_ratio": ratios[_WEIGHTS],
     }
 
@@ -173,16 +173,16 @@ def _explained(
     draws: Sequence[_Draw], own: Mapping[str, NDArray[Any]], framework: Framework, here: Machine
 ) -> dict[str, float]:
     """Find what else the worst ratio may be: the step for this provider, the framework in other orders."""
-    found = {}
+    by_way = {}
     if framework.for_cpu is not None:
         model = framework.export(framework.for_cpu(draws[0].case))
         ours = _Ours(model, framework.feeds(draws[0].case, model), here)
-        found["exported for the CPU provider"] = [ours.trained(each.feeds) for each in draws]
+        by_way["exported for the CPU provider"] = [ours.trained(each.feeds) for each in draws]
     for name, train in framework.others.items():
-        found[name] = [train(each.case) for each in draws]
+        by_way[name] = [train(each.case) for each in draws]
     worst = {}
-    for name, trained in found.items():
-        errors = _by_name(each.errors(made) for each, made in zip(draws, trained, strict=True))
+    for name, trained in by_way.items():
+        errors = _by_name(each.errors(outcome) for each, outcome in zip(draws, trained, strict=True))
         worst[name] = max(_ratios(errors, own).values())
     return worst
 
@@ -190,11 +190,11 @@ def _explained(
 def _by_name(errors: Iterable[Mapping[str, float]]) -> dict[str, NDArray[Any]]:
     """Put the errors of all draws together, by gradient."""
     each = list(errors)
-    return {name: np.array([found[name] for found in each]) for name in each[0]}
+    return {name: np.array([draw[name] for draw in each]) for name in each[0]}
 
 
-def _ratios(found: Mapping[str, NDArray[Any]], own: Mapping[str, NDArray[Any]]) -> dict[str, float]:
-    return {name: float(_ratio(np.median(errors), np.median(own[name]))) for name, errors in found.items()}
+def _ratios(errors: Mapping[str, NDArray[Any]], own: Mapping[str, NDArray[Any]]) -> dict[str, float]:
+    return {name: float(_ratio(np.median(draws), np.median(own[name]))) for name, draws in errors.items()}
 
 
 def _ratio(ours: float, own: float) -> float:
@@ -204,19 +204,19 @@ def _ratio(ours: float, own: float) -> float:
 _LOSS, _WEIGHTS = "(loss)", "(weights)"
 
 
-def _errors(found: Trained, exact: Trained, feeds: Arrays) -> dict[str, float]:
+def _errors(trained: Trained, exact: Trained, feeds: Arrays) -> dict[str, float]:
     """Relative errors of every gradient, the loss, and all weights together after the last step."""
-    assert found.gradients.keys() == exact.gradients.keys(), "the gradients are those of other parameters"
+    assert trained.gradients.keys() == exact.gradients.keys(), "the gradients are those of other parameters"
     sizes = {name: _length(value) for name, value in exact.gradients.items()}
     least = _SMALL * max(sizes.values())
     errors = {
-        name: _length(found.gradients[name].astype(np.float64) - exact.gradients[name]) / max(size, least)
+        name: _length(trained.gradients[name].astype(np.float64) - exact.gradients[name]) / max(size, least)
         for name, size in sizes.items()
     }
-    errors[_LOSS] = abs(found.loss - exact.loss) / abs(exact.loss)
+    errors[_LOSS] = abs(trained.loss - exact.loss) / abs(exact.loss)
     # Relative to how far training has moved them.
     far = math.hypot(*(_length(value - feeds[f"param.{name}"]) for name, value in exact.weights.items()))
-    off = math.hypot(*(_length(found.weights[name] - value) for name, value in exact.weights.items()))
+    off = math.hypot(*(_length(trained.weights[name] - value) for name, value in exact.weights.items()))
     return errors | {_WEIGHTS: off / far}
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from benchmarks.models import by_hand, exactness, from_diffusers, from_timm, from_transformers
 from benchmarks.models.case import Case
-from benchmarks.pages import arguments, commit, made, publish
+from benchmarks.pages import arguments, commit, provenance, publish
 from benchmarks.steps import Call, Records, Step, StepError, add_arguments, call_of, drive
 from campo_onnx.errors import UnsupportedModelError
 
@@ -79,15 +79,15 @@ def collected(steps: list[Step], records: Records, *packages: str) -> Row:
     rows: list[Row] = []
     left: list[str] = []
     for step in steps:
-        known = records.find(step.name)
+        record = records.find(step.name)
         family, _, model = step.name.partition(".")
-        if known is None or known["asked"] != step.asked_now({}):
+        if record is None or record["asked"] != step.asked_now({}):
             left.append(model)
             continue
-        result = known.get("result") or {"failed": known["failure"]}
+        result = record.get("result") or {"failed": record["failure"]}
         rows.append({"family": family.replace("_", " "), "model": model, **result})
     return {
-        "made": made(*packages),
+        "made": provenance(*packages),
         "commit": commit(_CODE),
         "device": exactness.PLANNED_FOR,
         "rows": rows,
@@ -105,7 +105,7 @@ def make(claim: str, doc: str | None, work: str, families: Families, *packages: 
     steps = steps_of(families)
 
     def write(records: Records) -> tuple[Path, ...]:
-        found = collected(steps, records, *packages)
-        return publish(claim, found) if options.report or not found["left"] else ()
+        table = collected(steps, records, *packages)
+        return publish(claim, table) if options.report or not table["left"] else ()
 
     sys.exit(drive(steps, call_of(options), options, write))

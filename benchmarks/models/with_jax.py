@@ -50,8 +50,8 @@ def _linen(module: Any, x: Any, *state: str) -> Case:
     others = {name: variables[name] for name in state}
 
     def loss(p: Any, x: Any, y: Any) -> Any:
-        found = module.apply({"params": p, **others}, x, mutable=list(state))
-        return _of_labels(found[0] if isinstance(found, tuple) else found, y)
+        output = module.apply({"params": p, **others}, x, mutable=list(state))
+        return _of_labels(output[0] if isinstance(output, tuple) else output, y)
 
     return Case(module=None, parameters=variables["params"], inputs={"x": x, "y": LABELS}, loss=loss)
 

@@ -42,8 +42,8 @@ def trained(module: torch.nn.Module, loss_of: Callable[[], torch.Tensor]) -> Tra
         loss = loss_of()
         loss.backward()
         if first is None:
-            found = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
-            first = float(loss), {n: gradient.detach().numpy().copy() for n, gradient in found.items()}
+            gradients = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
+            first = float(loss), {n: gradient.detach().numpy().copy() for n, gradient in gradients.items()}
         optimizer.step()
     assert first is not None
     weights = {n: p.detach().numpy().copy() for n, p in module.named_parameters() if n in first[1]}

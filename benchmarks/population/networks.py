@@ -56,12 +56,12 @@ def network(number: int) -> Network:
         figures = _FIGURES[family](draw)
         try:
             with torch.device("meta"):
-                made = Network(number=number, family=family, figures=figures, **_PARTS[family](figures))
-                activations = activation_bytes(made)
+                candidate = Network(number=number, family=family, figures=figures, **_PARTS[family](figures))
+                activations = activation_bytes(candidate)
         except _TooSmallError:
             continue
         if activations <= ACTIVATIONS_BYTES:
-            return made
+            return candidate
     raise AssertionError(f"no network of the family {family} in {_DRAWS} draws")
 
 
@@ -87,7 +87,7 @@ def small_network(number: int) -> Network:
     raise AssertionError(f"no network of the family {family} in {_DRAWS} draws")
 
 
-def activation_bytes(made: Network) -> int:
+def activation_bytes(candidate: Network) -> int:
     """Bytes of what the layers of the forward pass give."""
     total = 0
 
@@ -95,9 +95,9 @@ def activation_bytes(made: Network) -> int:
         nonlocal total
         total += sum(leaf.nbytes for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
 
-    hooks = [m.register_forward_hook(count) for m in made.module.modules() if not [*m.children()]]
+    hooks = [m.register_forward_hook(count) for m in candidate.module.modules() if not [*m.children()]]
     with torch.no_grad():
-        made.module(*made.inputs)
+        candidate.module(*candidate.inputs)
     for hook in hooks:
         hook.remove()
     return total

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
 from benchmarks.figures import distributions
-from benchmarks.pages import made, publish
+from benchmarks.pages import provenance, publish
 from benchmarks.population import ALL_FP16, OPTIMAL, PLANNED, Row
 
 FP32 = "fp32"
@@ -60,7 +60,7 @@ def summary(rows: Sequence[Row], asked: int) -> Row:
     families = sorted({row["family"] for row in rows})
     by_device = {device: table.filter(pl.col("device") == device) for device in devices}
     return {
-        "made": made("torch", "polars", "scipy"),
+        "made": provenance("torch", "polars", "scipy"),
         "networks": len(rows),
         "asked": asked,
         "families": {family: sum(row["family"] == family for row in rows) for family in families},
@@ -105,13 +105,13 @@ def frame(rows: Sequence[Row]) -> pl.DataFrame:
             **{name: row[name] for name in ("nodes", "launches", "moved_bytes", "product_flops")},
             **{name: row[name] for name in ("aligned_share", "pooling_share")},
             "intensity": row["product_flops"] / row["moved_bytes"],
-            **{name: found[name] for name in _PER_DEVICE},
-            "launch_share": row["launches"] / found["fp32_us"],
-            FP32: found["fp32_us"],
-            **{name: found["predicted_us"][name] for name in PLANNED},
+            **{name: on_device[name] for name in _PER_DEVICE},
+            "launch_share": row["launches"] / on_device["fp32_us"],
+            FP32: on_device["fp32_us"],
+            **{name: on_device["predicted_us"][name] for name in PLANNED},
         }
         for row in rows
-        for device, found in row["devices"].items()
+        for device, on_device in row["devices"].items()
     )
 
 
@@ -160,17 +160,17 @@ def _slower_nodes(rows: Sequence[Row], device: str) -> Row:
 def _beside_paper(table: pl.DataFrame) -> list[Row]:
     """Sum up what two strategies win over all FP16, by the step and where 10 ms are expected."""
     half_ms = table[ALL_FP16].to_numpy() / 1e3
-    found = []
+    rows = []
     for name in ("fine-grained", OPTIMAL):
         speedups = _speedups(table, name, ALL_FP16)
         saved_ms = half_ms - table[name].to_numpy() / 1e3
         for low, high in pairwise(_BINS_MS):
             chosen = speedups[(half_ms >= low) & (half_ms < high)]
-            found.append({"strategy": name, "from_ms": low, **_mean(chosen)})
-        found.append({"strategy": name, "from_ms": None, "expected": False, **_mean(speedups)})
+            rows.append({"strategy": name, "from_ms": low, **_mean(chosen)})
+        rows.append({"strategy": name, "from_ms": None, "expected": False, **_mean(speedups)})
         expected = speedups[saved_ms >= _EXPECTED_MS]
-        found.append({"strategy": name, "from_ms": None, "expected": True, **_mean(expected)})
-    return found
+        rows.append({"strategy": name, "from_ms": None, "expected": True, **_mean(expected)})
+    return rows
 
 
 def _mean(speedups: NDArray[np.float64]) -> Row:

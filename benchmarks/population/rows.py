@@ -42,7 +42,7 @@ def row(number: int, devices: tuple[str, ...] = DEVICES, measure_on: str = "", s
     """Draw a network, plan it and, where `measure_on` names a provider of this machine, measure it."""
     drawn = network(number)
     imported = import_model(exported(drawn, FORM))
-    found: Row = {
+    result: Row = {
         "number": number,
         "family": drawn.family,
         "figures": drawn.figures,
@@ -50,8 +50,8 @@ def row(number: int, devices: tuple[str, ...] = DEVICES, measure_on: str = "", s
         "devices": planned(imported, devices),
     }
     if measure_on:
-        found["measured"] = measured(import_model(exported(drawn)), measure_on, steps)
-    return found
+        result["measured"] = measured(import_model(exported(drawn)), measure_on, steps)
+    return result
 
 
 def exported(drawn: Network, form: str | None = None) -> onnx.ModelProto:
@@ -82,7 +82,7 @@ def features(imported: Imported) -> Row:
 
 def planned(imported: Imported, devices: Iterable[str]) -> Row:
     """Let every strategy plan for every device: predicted steps and casts."""
-    questions, answers, found = Questions(imported), {}, {}
+    questions, answers, by_device = Questions(imported), {}, {}
     for name in devices:
         problem = questions.problem("campo", name)
         fp32_us, products = problem.predicted_us(frozenset()), _products(problem)
@@ -96,14 +96,14 @@ def planned(imported: Imported, devices: Iterable[str]) -> Row:
                 priced[strategy] = price(asked, answers[strategy])
             else:
                 priced[strategy] = price_of(decide(asked, imported, questions.options(strategy, name)))
-        found[name] = {
+        by_device[name] = {
             "fp32_us": fp32_us,
             "product_share": math.fsum(problem.costs.nodes[node].fp32_us for node in products) / fp32_us,
             "fixed_share": math.fsum(problem.costs.nodes[node].fp32_us for node in problem.fixed) / fp32_us,
             "slower_low_us": slower_low(problem),
             **{figure: {key: one[figure] for key, one in priced.items()} for figure in FIGURES},
         }
-    return found
+    return by_device
 
 
 def lists_of(strategy: str) -> str:
@@ -207,7 +207,7 @@ def measured(imported: Imported, provider: str, steps: int) -> Row:
     with TemporaryDirectory() as folder:
         paths = [*_written(imported, here.provider, Path(folder))]
         result = bench(read_graphs(paths), here, steps=steps, energy=False)
-    found = {
+    by_graph = {
         Path(one.name).stem: {
             "us": one.step_us.median,
             "low_us": one.step_us.low,
@@ -217,7 +217,13 @@ def measured(imported: Imported, provider: str, steps: int) -> Row:
         else {"failure": str(one.failure)}
         for one in result.rows
     }
-    return {"provider": here.provider, "device": here.device, "ort": here.ort, "steps": steps, "rows": found}
+    return {
+        "provider": here.provider,
+        "device": here.device,
+        "ort": here.ort,
+        "steps": steps,
+        "rows": by_graph,
+    }
 
 
 def _written(imported: Imported, name: str, folder: Path) -> Iterator[Path]:

@@ -1,4 +1,4 @@
-"""What a step of torch eager launches and moves, counted on the meta device: nothing is computed."""
+"""Launches and bytes of a step of torch eager, counted on the meta device: nothing is computed."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any

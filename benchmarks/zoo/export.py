@@ -107,7 +107,7 @@ def _without_dropout(module: nn.Module) -> None:
             part.dropout = 0.0
 
 
-def main(given: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__)
     add = parser.add_argument
     add("out", type=Path, help="folder for the models")
@@ -117,7 +117,7 @@ def main(given: Sequence[str] | None = None) -> None:
     add("--together", type=int, default=1, metavar="N", help="with so many graphs loaded")
     add("--optimizer", choices=["none", "sgd", "momentum", "adam", "adamw"])
     add("--no-dropout", action="store_true", help="for steps whose numbers are compared")
-    options = parser.parse_args(given)
+    options = parser.parse_args(argv)
     options.out.mkdir(parents=True, exist_ok=True)
     for name in options.models:
         entry = ZOO[name]

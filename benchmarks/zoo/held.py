@@ -1,4 +1,4 @@
-"""What steps hold on the CUDA provider after two of them, beside what is alive at a time.
+"""Memory that the CUDA provider holds after two steps, beside what is alive at a time.
 
     python -m benchmarks.zoo.held GRAPH.onnx ...
 

@@ -20,7 +20,7 @@ def unit(channels: int, width: int, kernel: Kernel, stride: int = 0) -> nn.Seque
 def chain(channels: int, *units: tuple[int, Kernel] | tuple[int, Kernel, int]) -> nn.Sequential:
     """Units one after the other: width and kernel of each, and its stride."""
     widths = [channels, *(width for width, *_ in units)]
-    return nn.Sequential(*(unit(before, *given) for before, given in zip(widths, units, strict=False)))
+    return nn.Sequential(*(unit(before, *rest) for before, rest in zip(widths, units, strict=False)))
 
 
 class Branches(nn.Module):

@@ -14,7 +14,7 @@ USABLE = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What a model's step held."""
+    """Memory that a model's step held."""
 
     batch: int
     gb: float

@@ -83,18 +83,18 @@ def _in_full(interval: "Interval | None", form: str, unit: str = "") -> Cell | N
 def _table(result: "BenchResult") -> Table:
     rows = result.rows
 
-    def known(columns: Sequence[Column]) -> Iterator[Column]:
+    def with_values(columns: Sequence[Column]) -> Iterator[Column]:
         return (column for column in columns if any(getattr(row, column.key) is not None for row in rows))
 
     columns = [
         Column("graph", "graph", attrgetter("name"), may_break=True),
         STEP,
         number("95 % interval", of=_step_interval, rank=2),
-        *known(_BEFORE_RATIO),
+        *with_values(_BEFORE_RATIO),
     ]
     if len(rows) > 1:
         columns.append(replace(RATIO, title=f"x {rows[0].name}, 95 % interval"))
-    columns += [VERDICT, *known(_BEHIND_VERDICT)]
+    columns += [VERDICT, *with_values(_BEHIND_VERDICT)]
     columns += [
         Column("", f"speedup_{bound}", partial(_bound, bound), csv_only=True) for bound in ("low", "high")
     ]

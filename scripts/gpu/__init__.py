@@ -1,1 +1,1 @@
-"""What an offline GPU host needs, packed here and used there."""
+"""Everything that an offline GPU host needs, packed here and used there."""

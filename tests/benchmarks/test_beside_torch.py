@@ -9,7 +9,7 @@ import pytest
 from benchmarks import beside_torch
 from benchmarks.measured import NETWORKS
 from benchmarks.measured.training import OF_TORCH, SIDES, optimizer_of
-from benchmarks.pages import made
+from benchmarks.pages import provenance
 from benchmarks.steps import Records, StepError
 
 pytest.importorskip("jinja2")
@@ -23,7 +23,7 @@ def visit(factor: float = 1.0, **others: Any) -> dict[str, Any]:
     machine = {"cpu": "CPU", "cores": 2, "units": ["BF16"], "governor": "not told"}
     versions = dict.fromkeys(("campo-onnx", "openvino", "onnxruntime", "torch"), "1.0")
     facts = {
-        "made": made() | {"versions": versions},
+        "made": provenance() | {"versions": versions},
         "machine": machine,
         "measured_at": "now",
         "failures": {},

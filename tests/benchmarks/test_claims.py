@@ -22,7 +22,7 @@ from benchmarks import (
 )
 from benchmarks.gpu_machine import Session
 from benchmarks.gpu_session import forms_of
-from benchmarks.pages import made, render
+from benchmarks.pages import provenance, render
 from benchmarks.steps import Call, Deadline, Records, run_steps
 from benchmarks.zoo import TITLES
 from campo_onnx.ir.importer import import_model
@@ -68,7 +68,7 @@ def test_every_row_of_table_1_is_estimated() -> None:
     found = table1.results()
     agreed = sum(row["paper"]["winner"] == row["ours"]["winner"] for row in found["rows"])
     assert found["same_winner"] == agreed > found["fp32_wins"]  # better than "always FP32"
-    assert "(2048, 8, 8, 1024)" in render("table1", {"made": made(), **found})
+    assert "(2048, 8, 8, 1024)" in render("table1", {"made": provenance(), **found})
 
 
 def test_what_auto_takes_and_why() -> None:
@@ -78,7 +78,7 @@ def test_what_auto_takes_and_why() -> None:
     assert (found["v100"]["low"], found["v100"]["bf16_us"]) == ("fp16", None)
     assert (found["a100"]["low"], found["a100"]["scaled"]) == ("bf16", False)
     assert found["a100"]["fp16_us"] < found["a100"]["fp32_us"]
-    page = render("auto_precision", {"made": made(), "devices": ["a100"], "rows": [found["a100"]]})
+    page = render("auto_precision", {"made": provenance(), "devices": ["a100"], "rows": [found["a100"]]})
     assert found["a100"]["why"] in page
 
 
@@ -96,7 +96,7 @@ def test_the_page_of_traffic() -> None:
         "total": {"launches": 7 * found.total.launches, "moved_bytes": 1e9},
         "step_ms": {name: {"fp32": 3.0, "planned": 2.5} for name in ("v100", "a100", "h200")},
     }
-    page = render("traffic", {"made": made(), "device": "V100", "before": "abc", "rows": [row]})
+    page = render("traffic", {"made": provenance(), "device": "V100", "before": "abc", "rows": [row]})
     assert f"| mlp | {7 * found.total.launches} | {found.total.launches} | {found.total.launches} |" in page
     assert "| 3.0 / 2.5 | 2.0 / 1.0 | 3.0 / 2.5 | 2.0 / 1.0 |" in page
 
@@ -125,7 +125,9 @@ class TestExport:
             result = costs | {"load_s": None if is_cuda else 11.0} | further
             result = result if is_export else {"nodes": None, "refused": "aten.x"}
             records.keep(step.name, {"asked": dict(step.asked), "result": result, "load_average": [1.5]})
-        page = render("export", export.collect(records) | {"made": made("torch") | {"versions": VERSIONS}})
+        page = render(
+            "export", export.collect(records) | {"made": provenance("torch") | {"versions": VERSIONS}}
+        )
         assert "| AlexNet | 256 | cpu | 9 | 1.00 | 1.00 | 11.00 | 2.0 |" in page
         assert "| AlexNet | 256 | standard, with the update (momentum) | 9 |" in page
         assert "| AlexNet | 3 of 3 x 3 | convolution | convolution | product 2, product per image 1 |" in page

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from benchmarks.measured import trained
-from benchmarks.pages import made, render
+from benchmarks.pages import provenance, render
 
 
 def learnt(strategy: str, seed: int, top1: list[float]) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def test_accuracy_is_compared_seed_by_seed_and_time_to_it_counts_the_seeds_that_
     assert optimal["seconds"] == pytest.approx(2e-3 * (trained.TRAIN // trained.BATCH))
     assert row["rows"]["fp32"]["reached"] == 2  # the third ends at 90, where 90.09 is asked
     facts = {
-        "made": made() | {"versions": {"campo-onnx": "0", "openvino": "1"}},
+        "made": provenance() | {"versions": {"campo-onnx": "0", "openvino": "1"}},
         "calibration": "",
         "train": 1,
     }

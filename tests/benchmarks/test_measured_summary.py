@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.measured import drawn, learning, page, summary
-from benchmarks.pages import made, render
+from benchmarks.pages import provenance, render
 from campo_onnx.errors import UsageError
 from tests.benchmarks.measured_facts import PLANS, STEP_MS
 
@@ -27,7 +27,7 @@ class TestSummary:
             "load_after": 2.0,
             "others_running": 0.0,
             "measured_at": "2026-11-23T13:00:00+00:00",
-            "made": made()
+            "made": provenance()
             | {"versions": dict.fromkeys(("campo-onnx", "openvino", "onnxruntime", "torch"), "1.0")},
             "machine": {"cpu": "A CPU", "cores": 2, "units": ["BF16"], "governor": "not told"},
         }

@@ -46,7 +46,7 @@ def test_a_page_that_cites_another_claim_has_its_figures() -> None:
 
 def test_results_that_lack_what_the_page_shows_are_refused(tmp_path: Path) -> None:
     with pytest.raises(jinja2.UndefinedError, match="rows"):
-        pages.publish("scaling", {"made": pages.made()}, tmp_path)
+        pages.publish("scaling", {"made": pages.provenance()}, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -58,7 +58,7 @@ def test_without_jinja_the_results_are_kept(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_page_shows_the_results_that_were_written(tmp_path: Path) -> None:
     row = ROW | {"cpu_s": 1.75}
-    results, page = pages.publish("scaling", {"made": pages.made(), "rows": [row]}, tmp_path)
+    results, page = pages.publish("scaling", {"made": pages.provenance(), "rows": [row]}, tmp_path)
     assert json.loads(results.read_text())["rows"] == [row]
     assert "| 5 | 1000 | 1.8 | 1750 | 64 |" in page.read_text()
 
@@ -66,7 +66,7 @@ def test_a_page_shows_the_results_that_were_written(tmp_path: Path) -> None:
 def test_the_last_digits_of_a_sum_change_no_file(tmp_path: Path) -> None:
     written = []
     for seconds in (0.1 + 0.2, 0.3):
-        data = {"made": pages.made(), "rows": [ROW | {"cpu_s": seconds}]}
+        data = {"made": pages.provenance(), "rows": [ROW | {"cpu_s": seconds}]}
         written.append([path.read_bytes() for path in pages.publish("scaling", data, tmp_path)])
     assert written[0] == written[1]
 
@@ -86,7 +86,7 @@ def test_a_message_fits_a_cell() -> None:
 def test_pages_are_written_anew_from_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "RESULTS", tmp_path)
     row = ROW | {"cpu_s": 1.75}
-    data = {"made": pages.made(), "rows": [row], "transcribed": "by hand"}
+    data = {"made": pages.provenance(), "rows": [row], "transcribed": "by hand"}
     _, page = pages.publish("scaling", data, tmp_path)
     text = page.read_text()
     assert "by hand" in text  # a page says so where nothing was measured again

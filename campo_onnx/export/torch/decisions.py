@@ -51,7 +51,7 @@ class Decisions:
         elif func in _COMPARED and id(args[0]) in self._drawn and isinstance(args[1], int | float):
             self._drawn[id(result)] = result, _COMPARED[func](args[1])
 
-    def known(self, func: Any, args: Sequence[Any]) -> bool | None:
+    def truth_value(self, func: Any, args: Sequence[Any]) -> bool | None:
         """Give the truth value of a tensor whose data do not matter; None if they do."""
         return self._drawn[id(args[0])][1] if func in _READS and id(args[0]) in self._drawn else None
 

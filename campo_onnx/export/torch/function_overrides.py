@@ -152,7 +152,7 @@ class RewrittenFunctions(TorchFunctionMode):
             return self._dropout(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             return self._attention(*args, **kwargs)
-        decision = self._decisions.known(func, args)
+        decision = self._decisions.truth_value(func, args)
         if decision is not None:
             return decision
         try:

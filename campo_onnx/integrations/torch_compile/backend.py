@@ -156,7 +156,7 @@ class Compiled:
             graph = model() if runtime == DEFAULT else flat.model(runtime=runtime)
             return Piece(flat.interface, plan_graph(graph, {}, self.settings, processor, runtime))
 
-        piece = self._runtimes.made(None, processor, planned, model)
+        piece = self._runtimes.candidate(None, processor, planned, model)
         piece.open()
         return piece
 

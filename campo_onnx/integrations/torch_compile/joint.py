@@ -138,7 +138,7 @@ class JointGraph:
             graph = model() if runtime == DEFAULT else flat.model(runtime=runtime)
             return self._step(flat, plan_graph(graph, tangents, self._settings, processor, runtime))
 
-        step = self._runtimes.made(processor, processor, planned, model)
+        step = self._runtimes.candidate(processor, processor, planned, model)
         self._kept = step.kept
         return step
 

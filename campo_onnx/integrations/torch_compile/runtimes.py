@@ -45,7 +45,7 @@ class RuntimeChoice:
         self._settings = settings
         self._chosen: dict[Hashable, str] = {}
 
-    def made(
+    def candidate(
         self, key: Hashable, processor: str, make: Callable[[str], C], model: Callable[[], onnx.ModelProto]
     ) -> C:
         """Make a graph for the runtime that is to run it.

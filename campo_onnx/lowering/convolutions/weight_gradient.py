@@ -201,14 +201,14 @@ def _as_weight(g: Graph, product: Value, shape: tuple[int, ...], axes: Sequence[
 def _turned(axes: Sequence[Axis], channels: int, outputs: int) -> tuple[bool, ...]:
     """Choose the axes whose taps move along the gradient: those that make the fewest elements."""
 
-    def made(turned: Sequence[bool]) -> int:
+    def elements(turned: Sequence[bool]) -> int:
         along_gradient = math.prod(axis.taps for axis, t in zip(axes, turned, strict=True) if t)
         along_input = math.prod(axis.taps for axis, t in zip(axes, turned, strict=True) if not t)
         positions = math.prod(axis.size if t else axis.result for axis, t in zip(axes, turned, strict=True))
         return positions * (channels * along_input + outputs * along_gradient)
 
     can_turn = [(False, True) if axis.taps > 1 and axis.stride == 1 else (False,) for axis in axes]
-    return min(itertools.product(*can_turn), key=made)
+    return min(itertools.product(*can_turn), key=elements)
 
 
 def _strided(g: Graph, x: Value, gradient: Value, geometry: Geometry) -> Value:

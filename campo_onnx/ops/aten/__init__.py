@@ -64,7 +64,7 @@ def _embedding_backward_types(signature: Signature) -> list[TensorType]:
 
 
 def _of_pytorch(names: str, family: Family, **facts: Any) -> tuple[OpSpec, ...]:
-    """Whatever it computes, it is PyTorch that does, in the types it is given."""
+    """Operators that PyTorch computes, in the types that they are given."""
     return specs(ATEN, names, family, work=Stream(1), ports=FRAMEWORK, typed_by_declaration=True, **facts)
 
 
