@@ -1,4 +1,4 @@
-"""What many tests need: graphs as text, plans made by hand, and ONNX Runtime to hold results against."""
+"""Shared by many tests: graphs as text, plans made by hand, and ONNX Runtime to hold results against."""
 
 import gc
 import signal
@@ -181,15 +181,15 @@ def run_model(model: ModelProto | Path, feeds: Arrays | None = None) -> dict[str
     return dict(zip(names, session.run(names, dict(feeds)), strict=True))
 
 
-def assert_well_cast(given: Imported, mixed: ModelProto) -> None:
+def assert_well_cast(imported: Imported, mixed: ModelProto) -> None:
     """Same interface, one Cast per tensor and type, and none that undoes another."""
     for field in ("input", "output"):
-        assert list(getattr(given.model.graph, field)) == list(getattr(mixed.graph, field))
+        assert list(getattr(imported.model.graph, field)) == list(getattr(mixed.graph, field))
     casts = [node for node in mixed.graph.node if node.op_type == "Cast"]
     keys = [(node.input[0], node.attribute[0].i) for node in casts]
     assert len(keys) == len(set(keys)), "a tensor is cast twice to one type"
-    types = {name: info.dtype for name, info in given.view.tensors.items()}
-    before = {(node.input[0], node.output[0]) for node in given.model.graph.node if node.op_type == "Cast"}
+    types = {name: info.dtype for name, info in imported.view.tensors.items()}
+    before = {(node.input[0], node.output[0]) for node in imported.model.graph.node if node.op_type == "Cast"}
     changes_precision = {  # of tensors the given graph does not know, all are low
         node.output[0]: node.name
         for node in casts

@@ -124,14 +124,14 @@ def test_the_table_of_the_gpu_page():
 
 
 def test_accuracy():
-    found, row = result("accuracy"), row_about("final accuracy in emulated FP16")
-    ours = [entry for entry in found["differences"] if entry["strategy"] == "optimal"]
+    data, row = result("accuracy"), row_about("final accuracy in emulated FP16")
+    ours = [entry for entry in data["differences"] if entry["strategy"] == "optimal"]
     assert len(ours) == 3
     for entry in ours:
         difference = entry["difference"]
         assert f"{difference['mean']:+.2f} ± {difference['half_width']:.2f}" in row
-    assert f"{found['seeds']} seeds" in row
-    assert found["made"]["date"] in row
+    assert f"{data['seeds']} seeds" in row
+    assert data["made"]["date"] in row
 
 
 def test_accuracy_in_real_bf16():
@@ -146,11 +146,11 @@ def test_accuracy_in_real_bf16():
 
 
 def test_planning_time():
-    found, row = result("scaling"), row_about("planning and writing a step")
-    largest = max(found["rows"], key=lambda entry: entry["nodes"])
+    data, row = result("scaling"), row_about("planning and writing a step")
+    largest = max(data["rows"], key=lambda entry: entry["nodes"])
     assert f"{largest['nodes']:,} nodes" in row
     assert f"{largest['cpu_s']:.0f} s of one core, {largest['peak_mib'] * 2**20 / 1e9:.2f} GB" in row
-    assert found["made"]["date"] in row
+    assert data["made"]["date"] in row
 
 
 @pytest.mark.parametrize("page", ["README.md", "pyproject.toml", "cli/main.py", "docs/package.md"])

@@ -1,4 +1,4 @@
-"""What README.md and docs/ show is true: code runs or compiles, commands parse, files and links exist.
+"""README.md and docs/ tell the truth: code runs or compiles, commands parse, files and links exist.
 
 - A Python block that defines or imports all it uses is run, in a folder where ``step.onnx`` is the graph
   in ``examples/``. One that uses names of the reader's own is compiled, and its imports are checked.
@@ -77,7 +77,7 @@ class Command:
 
 
 def blocks(*languages: str) -> list[Block]:
-    found = [
+    all_blocks = [
         Block(
             page=page,
             line=text.count("\n", 0, match.start("text")),
@@ -89,7 +89,7 @@ def blocks(*languages: str) -> list[Block]:
         for text in [page.read_text(encoding="utf-8")]
         for match in BLOCK.finditer(text)
     ]
-    return [block for block in found if not languages or block.language in languages]
+    return [block for block in all_blocks if not languages or block.language in languages]
 
 
 def commands() -> Iterator[Command]:
@@ -202,14 +202,14 @@ def run(tree, title):
 
 
 def ours_in(tree):
-    """What a block imports from this package, by the name it has there."""
-    found = {}
+    """Imports of a block from this package, by the name they have there."""
+    objects = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "campo_onnx":
             for alias in node.names:
                 assert hasattr(module_of(node.module), alias.name), f"{node.module} has no {alias.name}"
-                found[alias.asname or alias.name] = getattr(module_of(node.module), alias.name)
-    return found
+                objects[alias.asname or alias.name] = getattr(module_of(node.module), alias.name)
+    return objects
 
 
 def check_calls(tree, ours):
@@ -242,17 +242,17 @@ def test_toml_blocks(block):
 
 @pytest.mark.parametrize("command", [c for c in commands() if c.words[0] == "campo-onnx"], ids=str)
 def test_commands_of_ours_parse(command):
-    known = application()
+    by_name = application()
     name, *arguments = command.words[1:]
     if name.startswith("-"):
         return
-    assert name in known, f"there is no command {name}"
-    options = {text for param in known[name].params for text in (*param.opts, *param.secondary_opts)}
+    assert name in by_name, f"there is no command {name}"
+    options = {text for param in by_name[name].params for text in (*param.opts, *param.secondary_opts)}
     for word in arguments:
         if word.startswith("-"):
             assert word.partition("=")[0] in {*options, "-h", "--help"}, f"{name} has no option {word}"
     if command.complete:
-        known[name].make_context(name, arguments)  # complains, and runs nothing
+        by_name[name].make_context(name, arguments)  # complains, and runs nothing
 
 
 @pytest.mark.parametrize("command", [c for c in commands() if c.words[0] in ("make", "python")], ids=str)

@@ -15,13 +15,13 @@ def modules() -> list[str]:
     """Modules whose source holds an example, by the name they are imported by."""
     (script,) = entry_points(group="console_scripts", name="campo-onnx")
     packages = {"campo_onnx": "campo_onnx", "cli": script.module.partition(".")[0]}
-    found = []
+    names = []
     for folder, package in packages.items():
         for path in sorted((ROOT / folder).rglob("*.py")):
             if ">>> " in path.read_text(encoding="utf-8"):
                 parts = path.relative_to(ROOT / folder).with_suffix("").parts
-                found.append(".".join((package, *(part for part in parts if part != "__init__"))))
-    return found
+                names.append(".".join((package, *(part for part in parts if part != "__init__"))))
+    return names
 
 
 def test_there_are_examples():

@@ -22,12 +22,12 @@ DOCUMENTED = {
 
 
 def test_exit_codes_are_the_documented_ones():
-    found = {
+    exit_codes = {
         name: value.exit_code
         for name, value in vars(errors).items()
         if isinstance(value, type) and issubclass(value, CampoError)
     }
-    assert found == DOCUMENTED
+    assert exit_codes == DOCUMENTED
 
 
 @pytest.mark.parametrize(

@@ -47,10 +47,10 @@ def agreements():
 
 @pytest.fixture(scope="module", params=list(compared.NETWORKS))
 def optimal(request, agreements):
-    (found,) = (
+    (agreement,) = (
         a for a in agreements if (a.network, a.device, a.strategy) == (request.param, "v100", "optimal")
     )
-    return found
+    return agreement
 
 
 def shares_of(agreement, kind):
@@ -94,11 +94,11 @@ def test_the_loss_is_found_in_every_graph_and_stays_fp32(agreements):
 
 
 def test_a_softmax_whose_gradient_is_taken_is_exact_but_for_the_exponents_of_one_in_pieces(agreements):
-    (found,) = (
+    (agreement,) = (
         a for a in agreements if (a.network, a.device, a.strategy) == ("attention", "v100", "optimal")
     )
     forward = roles.Role(part=roles.FORWARD, kind=roles.SOFTMAX)
-    assert {name: share.precision for name, share in found.shares[forward].items()} == {
+    assert {name: share.precision for name, share in agreement.shares[forward].items()} == {
         **dict.fromkeys(compared.FRAMEWORKS, "fp32"),
         "jax": "mixed",  # e / sum(e): all that the sum divides is exact
     }
@@ -128,6 +128,6 @@ def test_what_the_exact_plans_leave_to_costs_is_small(agreements):
 
 def test_the_results_name_every_difference(agreements):
     differing = {str(role) for a in agreements for role, by in a.shares.items() if compared.differs(by)}
-    rows = [row for found in compared.results(agreements).values() for row in found["rows"]]
+    rows = [row for result in compared.results(agreements).values() for row in result["rows"]]
     shown = {row["role"] for row in rows if any(cell["differs"] for cell in row["cells"])}
     assert {name for name in differing if not name.startswith(roles.LAYOUT)} == shown

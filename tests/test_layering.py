@@ -63,28 +63,28 @@ HOMES = {
 
 
 def modules() -> dict[str, Path]:
-    found = {}
+    paths = {}
     for package in ("campo_onnx", "cli"):
         for path in sorted((ROOT / package).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
-            found[".".join(p for p in parts if p != "__init__")] = path
-    return found
+            paths[".".join(p for p in parts if p != "__init__")] = path
+    return paths
 
 
 def imports(path: Path) -> set[str]:
     """Absolute names of what a file imports; the command line's files import each other by ``.name``."""
-    found = set()
+    names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             if node.level:
                 assert path.is_relative_to(ROOT / "cli"), f"{path}: relative import"
                 package = ".".join(path.parent.relative_to(ROOT).parts)
-                found.add(f"{package}.{node.module}")
+                names.add(f"{package}.{node.module}")
             else:
-                found.add(node.module or "")
-    return found
+                names.add(node.module or "")
+    return names
 
 
 def is_in(module: str, room: str) -> bool:

@@ -1,4 +1,4 @@
-"""What is installed is what is in the folders."""
+"""The packages that are installed are those in the folders."""
 
 import re
 import tomllib
@@ -12,7 +12,7 @@ SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 
 def test_every_package_ships() -> None:
-    found = {
+    packages = {
         ".".join((name, *init.parent.relative_to(folder).parts))
         for name, folder in {
             "campo_onnx": ROOT / "campo_onnx",
@@ -20,7 +20,7 @@ def test_every_package_ships() -> None:
         }.items()
         for init in folder.rglob("__init__.py")
     }
-    assert set(SETUPTOOLS["packages"]) == found
+    assert set(SETUPTOOLS["packages"]) == packages
 
 
 def folder_of(package: str) -> Path:

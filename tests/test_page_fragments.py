@@ -13,7 +13,7 @@ RUN_ELSEWHERE = {"tutorial.md"}  # tests/test_docs.py runs its blocks as one pro
 
 
 def reader(folder):
-    """What a reader has: a network, its step in FP32 and mixed, a session's state, and batches."""
+    """Objects that a reader has: a network, its step in FP32 and mixed, a session's state, and batches."""
     from campo_onnx import Options, oplists, optimize_model, target
     from campo_onnx.export.torch import SGD, export_training_step
     from campo_onnx.export.torch.state_dict import first_state

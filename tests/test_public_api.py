@@ -1,4 +1,4 @@
-"""What `from campo_onnx import ...` gives, in whatever order it is asked for."""
+"""Names that `from campo_onnx import ...` gives, in whatever order they are asked for."""
 
 import pickle
 import subprocess

@@ -40,9 +40,9 @@ MLP = DATA / "mlp.onnx"
 def test_strategies_row_by_row() -> None:
     rows = [*strategies.rows_of(MLP)]
     assert len(rows) == len(strategies.DEVICES) * len(strategies.LISTS)
-    found = strategies.summary(rows)
-    assert found["rows"] == len(rows)
-    assert found["optimal_beaten"] == found["campo_slower_than_fp32"] == 0
+    totals = strategies.summary(rows)
+    assert totals["rows"] == len(rows)
+    assert totals["optimal_beaten"] == totals["campo_slower_than_fp32"] == 0
     assert all((row["refused"] is not None) == (row["predicted_us"]["campo"] > row["predicted_us"]["tf-amp"])
                for row in rows)  # fmt: skip
 
@@ -53,8 +53,8 @@ def test_a_strategy_that_loses_is_counted() -> None:
         row | {"predicted_us": {"tf-amp": 8.0, "campo": 9.0, "optimal": 8.5}},
         row | {"predicted_us": {"tf-amp": 9.0, "campo": 8.0, "optimal": 8.0}},
     ]
-    found = strategies.summary(rows)
-    assert (found["campo_wins"], found["optimal_beaten"], found["fewer_casts"]) == (1, 1, 0.25)
+    totals = strategies.summary(rows)
+    assert (totals["campo_wins"], totals["optimal_beaten"], totals["fewer_casts"]) == (1, 1, 0.25)
 
 
 def test_a_stacked_layer_is_a_valid_training_step() -> None:
@@ -65,39 +65,40 @@ def test_a_stacked_layer_is_a_valid_training_step() -> None:
 
 
 def test_every_row_of_table_1_is_estimated() -> None:
-    found = table1.results()
-    agreed = sum(row["paper"]["winner"] == row["ours"]["winner"] for row in found["rows"])
-    assert found["same_winner"] == agreed > found["fp32_wins"]  # better than "always FP32"
-    assert "(2048, 8, 8, 1024)" in render("table1", {"made": provenance(), **found})
+    results = table1.results()
+    agreed = sum(row["paper"]["winner"] == row["ours"]["winner"] for row in results["rows"])
+    assert results["same_winner"] == agreed > results["fp32_wins"]  # better than "always FP32"
+    assert "(2048, 8, 8, 1024)" in render("table1", {"made": provenance(), **results})
 
 
 def test_what_auto_takes_and_why() -> None:
     """Unscaled, its gradients would not survive FP16 on a device where FP16 pays."""
     graph = DATA / "frameworks" / "mlp_torch.onnx"
-    found = {name: auto_precision.chosen(graph, name, {"unused": 3}) for name in ("v100", "a100")}
-    assert (found["v100"]["low"], found["v100"]["bf16_us"]) == ("fp16", None)
-    assert (found["a100"]["low"], found["a100"]["scaled"]) == ("bf16", False)
-    assert found["a100"]["fp16_us"] < found["a100"]["fp32_us"]
-    page = render("auto_precision", {"made": provenance(), "devices": ["a100"], "rows": [found["a100"]]})
-    assert found["a100"]["why"] in page
+    by_device = {name: auto_precision.chosen(graph, name, {"unused": 3}) for name in ("v100", "a100")}
+    assert (by_device["v100"]["low"], by_device["v100"]["bf16_us"]) == ("fp16", None)
+    assert (by_device["a100"]["low"], by_device["a100"]["scaled"]) == ("bf16", False)
+    assert by_device["a100"]["fp16_us"] < by_device["a100"]["fp32_us"]
+    page = render("auto_precision", {"made": provenance(), "devices": ["a100"], "rows": [by_device["a100"]]})
+    assert by_device["a100"]["why"] in page
 
 
 def test_the_page_of_traffic() -> None:
-    found = traffic(import_model(MLP).view)
-    total = {"launches": found.total.launches, "moved_bytes": found.total.moved_bytes}
+    counts = traffic(import_model(MLP).view)
+    total = {"launches": counts.total.launches, "moved_bytes": counts.total.moved_bytes}
     row = dict.fromkeys(("fused", "weight_update", "eager"), total) | {
         "model": "mlp",
         "ours": {"total": total, "casts": total, "element-wise": total},
         "planned": {"total": total, "casts": total, "element-wise": total},
-        "peak_bytes": {"fp32": found.peak_bytes, "planned": found.peak_bytes},
+        "peak_bytes": {"fp32": counts.peak_bytes, "planned": counts.peak_bytes},
         "step_ms": {name: {"fp32": 2.0, "planned": 1.0} for name in ("v100", "a100", "h200")},
     }
     row["before"] = {
-        "total": {"launches": 7 * found.total.launches, "moved_bytes": 1e9},
+        "total": {"launches": 7 * counts.total.launches, "moved_bytes": 1e9},
         "step_ms": {name: {"fp32": 3.0, "planned": 2.5} for name in ("v100", "a100", "h200")},
     }
     page = render("traffic", {"made": provenance(), "device": "V100", "before": "abc", "rows": [row]})
-    assert f"| mlp | {7 * found.total.launches} | {found.total.launches} | {found.total.launches} |" in page
+    launches = counts.total.launches
+    assert f"| mlp | {7 * launches} | {launches} | {launches} |" in page
     assert "| 3.0 / 2.5 | 2.0 / 1.0 | 3.0 / 2.5 | 2.0 / 1.0 |" in page
 
 
@@ -118,9 +119,9 @@ class TestExport:
         costs = {"batch": 256, "nodes": 9, "file_bytes": 1e6, "export_s": 1.0, "peak_bytes": 2e9}
         for step in export.steps_of(["alexnet"]):
             is_export, is_cuda = step.asked["kind"] == "export", step.asked["target"] == "cuda"
-            found = {"3 x 3": {export.PRODUCT: 2, export.IMAGES: 1} if is_cuda else {export.CONVOLUTION: 3}}
+            forms = {"3 x 3": {export.PRODUCT: 2, export.IMAGES: 1} if is_cuda else {export.CONVOLUTION: 3}}
             further = (
-                {"optimizer": "momentum", "forms": None} if step.asked["has_update"] else {"forms": found}
+                {"optimizer": "momentum", "forms": None} if step.asked["has_update"] else {"forms": forms}
             )
             result = costs | {"load_s": None if is_cuda else 11.0} | further
             result = result if is_export else {"nodes": None, "refused": "aten.x"}
@@ -137,16 +138,16 @@ class TestExport:
 VERSIONS = {"campo-onnx": "1", "torch": "2", "onnx": "3", "onnxruntime": "4"}
 
 
-def made_up_run(case: digits.Case, how: str, **found: Any) -> dict[str, Any]:
-    facts = {"seed": 0, "skipped": 3, "low_nodes": 7, "cpu_s": 1.0} | found
+def made_up_run(case: digits.Case, how: str, **figures: Any) -> dict[str, Any]:
+    facts = {"seed": 0, "skipped": 3, "low_nodes": 7, "cpu_s": 1.0} | figures
     return {"network": case.title, "how": how, **facts, "accuracy": 90.0 + facts["seed"]}
 
 
 class TestAccuracy:
     def test_differences_are_paired_by_seed(self) -> None:
         assert accuracy.paired([98.0, 99.0, 97.0], [97.0, 98.0, 96.0]) == {"mean": 1.0, "half_width": 0.0}
-        found = accuracy.paired([2.0, 0.0], [0.0, 0.0])
-        assert found == {"mean": 1.0, "half_width": pytest.approx(12.706, abs=1e-3)}  # one degree of freedom
+        half_width = pytest.approx(12.706, abs=1e-3)  # one degree of freedom
+        assert accuracy.paired([2.0, 0.0], [0.0, 0.0]) == {"mean": 1.0, "half_width": half_width}
 
     def test_a_small_loss_must_not_change_fp32(self) -> None:
         usual = made_up_run(digits.MLP, "fp32", losses=[1.0])

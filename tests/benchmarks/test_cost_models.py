@@ -62,10 +62,10 @@ def made_up(count: int, low_us: Callable[[float], float]) -> list[Sample]:
 
 def test_a_curve_of_what_is_linear_is_flat_and_of_what_is_not_is_poor() -> None:
     exact = made_up(120, lambda t: 0.5 * t + 3.0)
-    found = curves.curve((exact[:100], exact[100:]), "non-negative")
-    assert set(found) == {8, 16}
-    assert found[8] == pytest.approx(1.0, abs=0.01)  # predictions stay within the ratios that occurred
-    assert curves.sufficient(found) == 8
+    by_size = curves.curve((exact[:100], exact[100:]), "non-negative")
+    assert set(by_size) == {8, 16}
+    assert by_size[8] == pytest.approx(1.0, abs=0.01)  # predictions stay within the ratios that occurred
+    assert curves.sufficient(by_size) == 8
     bent = made_up(1100, lambda t: t * (2 + np.sin(t / 20)))
     assert curves.curve((bent[:100], bent[100:]), "paper")[1000] < 0.9
     assert curves.linearity((bent[:100], [])) < 0.99
@@ -82,6 +82,6 @@ def test_casts_lie_on_a_line() -> None:
     for elements, signature in collect.casts():
         timing = Timing(median_us=2.0 + 1e-3 * elements, spread_us=0.0, repeats=5)
         first.store.add(first.key(signature), timing)
-    for found in curves.cast_curves(first).values():
-        assert found[8] == pytest.approx(1.0)
-        assert set(found) == {*curves.SIZES}
+    for by_size in curves.cast_curves(first).values():
+        assert by_size[8] == pytest.approx(1.0)
+        assert set(by_size) == {*curves.SIZES}

@@ -73,16 +73,16 @@ class TestPeers:
 class TestConverted:
     def test_a_graph_of_ours_is_a_valid_step(self, tmp_path: Path) -> None:
         plan, path = mixed(tmp_path)
-        found = converted.examine(STEP, path, ["v100"])
-        assert (found["invalid"], found["refused"], found["unreadable"]) == ("", "", "")
-        assert found["interface_kept"]
-        assert (found["low_loss_nodes"], found["low_update_nodes"]) == (0, 0)
-        assert found["loss_nodes"]
-        assert found["update_nodes"]
-        assert found["low_nodes"] == len(plan.low_nodes)
-        assert found["casts"] == len(plan.casts)
-        assert found["predicted_us"]["v100"] == pytest.approx(plan.predicted_us)
-        assert found["fp32_us"]["v100"] == pytest.approx(plan.fp32_us)
+        facts = converted.examine(STEP, path, ["v100"])
+        assert (facts["invalid"], facts["refused"], facts["unreadable"]) == ("", "", "")
+        assert facts["interface_kept"]
+        assert (facts["low_loss_nodes"], facts["low_update_nodes"]) == (0, 0)
+        assert facts["loss_nodes"]
+        assert facts["update_nodes"]
+        assert facts["low_nodes"] == len(plan.low_nodes)
+        assert facts["casts"] == len(plan.casts)
+        assert facts["predicted_us"]["v100"] == pytest.approx(plan.predicted_us)
+        assert facts["fp32_us"]["v100"] == pytest.approx(plan.fp32_us)
 
     def test_an_update_in_fp16_is_found(self, tmp_path: Path) -> None:
         model = onnx.load(STEP)
@@ -90,8 +90,8 @@ class TestConverted:
         lower(model, update)
         path = tmp_path / "low.onnx"
         onnx.save(model, path)
-        found = converted.examine(STEP, path, [])
-        assert (found["low_update_nodes"], found["low_nodes"], found["casts"]) == (1, 1, 3)
+        facts = converted.examine(STEP, path, [])
+        assert (facts["low_update_nodes"], facts["low_nodes"], facts["casts"]) == (1, 1, 3)
 
     def test_an_unsorted_graph_is_invalid_and_a_changed_interface_is_seen(self, tmp_path: Path) -> None:
         model = onnx.load(STEP)
@@ -103,9 +103,9 @@ class TestConverted:
             node.input[:] = ["renamed" if name == "param.fc1.weight" else name for name in node.input]
         path = tmp_path / "unsorted.onnx"
         onnx.save(model, path)
-        found = converted.examine(STEP, path, [])
-        assert "topologically sorted" in found["invalid"]
-        assert not found["interface_kept"]
+        facts = converted.examine(STEP, path, [])
+        assert "topologically sorted" in facts["invalid"]
+        assert not facts["interface_kept"]
 
     def test_types_that_contradict_each_other_are_examined_all_the_same(self, tmp_path: Path) -> None:
         model = onnx.load(STEP)
@@ -117,12 +117,12 @@ class TestConverted:
         model.graph.node.insert(0, cast)
         path = tmp_path / "contradiction.onnx"
         onnx.save(model, path)
-        found = converted.examine(STEP, path, ["v100"])
-        assert found["invalid"]
-        assert found["refused"]
-        assert found["unreadable"]
-        assert found["predicted_us"] == {}
-        assert found["low_nodes"]
+        facts = converted.examine(STEP, path, ["v100"])
+        assert facts["invalid"]
+        assert facts["refused"]
+        assert facts["unreadable"]
+        assert facts["predicted_us"] == {}
+        assert facts["low_nodes"]
 
 
 def lower(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
@@ -167,13 +167,13 @@ class TestPredicted:
             "tensor_core_share": 0.2,
         }
         row = base | {"step_us": 75.0, "unpadded_us": 80.0, "casts": 8, "tensor_core_share": 0.3}
-        found = predicted.with_ratios({"tf-amp tf115": base, "campo": row})["campo"]
-        assert found["speedup"] == 4.0
-        assert found["over_tf_amp"] == pytest.approx(1 / 3)
-        assert (found["rewriting"], found["padding"]) == (0.2, 0.05)
-        assert found["share_of_rewriting"] == pytest.approx(0.8)
-        assert found["fewer_casts"] == pytest.approx(0.2)
-        assert found["more_tensor_cores"] == pytest.approx(0.5)
+        ratios = predicted.with_ratios({"tf-amp tf115": base, "campo": row})["campo"]
+        assert ratios["speedup"] == 4.0
+        assert ratios["over_tf_amp"] == pytest.approx(1 / 3)
+        assert (ratios["rewriting"], ratios["padding"]) == (0.2, 0.05)
+        assert ratios["share_of_rewriting"] == pytest.approx(0.8)
+        assert ratios["fewer_casts"] == pytest.approx(0.2)
+        assert ratios["more_tensor_cores"] == pytest.approx(0.5)
 
     def test_the_papers_batch_sizes_go_with_its_devices(self) -> None:
         variant_for = campo_eval.variant_for
@@ -192,10 +192,10 @@ class TestStepped:
         assert stepped.groups(["fp32", "tf-amp tf115", "a", "b", "c"], size) == groups
 
     def test_equal_plans_share_a_graph(self) -> None:
-        found = stepped.candidates(STEP, V100, ["tf-amp tf115", "tf-amp tf2"])
-        assert [candidate.labels for candidate in found] == [("fp32",), ("tf-amp tf115", "tf-amp tf2")]
-        assert found[0].casts == 0
-        assert found[1].casts
+        candidates = stepped.candidates(STEP, V100, ["tf-amp tf115", "tf-amp tf2"])
+        assert [candidate.labels for candidate in candidates] == [("fp32",), ("tf-amp tf115", "tf-amp tf2")]
+        assert candidates[0].casts == 0
+        assert candidates[1].casts
 
     def test_throughput_over_tf_amp_is_paired_by_round(self, monkeypatch: pytest.MonkeyPatch) -> None:
         samples_us = {
@@ -218,17 +218,17 @@ class TestStepped:
             tolerance=0.01,
         )
         monkeypatch.setattr(stepped, "bench", lambda *args, **kwargs: result)
-        given = import_model(STEP)
+        imported = import_model(STEP)
         members = [
-            stepped.Candidate(labels=names, imported=given, casts=7, predicted_us=5.0)
+            stepped.Candidate(labels=names, imported=imported, casts=7, predicted_us=5.0)
             for names in (("fp32",), ("tf-amp tf115", "tf-amp tf2"), ("campo",))
         ]
         effort = stepped.Effort(steps=10, budget_s=1.0)
-        found = stepped.measure(members, machine("cpu"), effort, 8, NEVER)
-        assert found["rows"]["campo"]["over_tf_amp"] == {"median": 2.0, "low": 2.0, "high": 2.0}
-        assert found["rows"]["tf-amp tf2"] == found["rows"]["tf-amp tf115"]
-        assert found["rows"]["fp32"]["casts"] == 7
-        assert found["rows"]["campo"]["predicted_us"] == 5.0
+        measurement = stepped.measure(members, machine("cpu"), effort, 8, NEVER)
+        assert measurement["rows"]["campo"]["over_tf_amp"] == {"median": 2.0, "low": 2.0, "high": 2.0}
+        assert measurement["rows"]["tf-amp tf2"] == measurement["rows"]["tf-amp tf115"]
+        assert measurement["rows"]["fp32"]["casts"] == 7
+        assert measurement["rows"]["campo"]["predicted_us"] == 5.0
 
 
 def node_time(op: str = "MatMul", **changes: Any) -> dict[str, Any]:
@@ -240,16 +240,16 @@ def node_time(op: str = "MatMul", **changes: Any) -> dict[str, Any]:
 class TestNodeTimes:
     def test_m_a_by_operator(self) -> None:
         times = [node_time(predicted_fp32_us=9.0), node_time(predicted_fp32_us=12.0), node_time("Conv")]
-        found = {score["op"]: score for score in node_times.scores(times)}
-        assert found["MatMul"]["fp32"] == pytest.approx(1 - (0.1 + 0.2) / 2)
-        assert found["MatMul"]["low"] == 1.0
-        assert found["Conv"]["nodes"] == 1
+        by_op = {score["op"]: score for score in node_times.scores(times)}
+        assert by_op["MatMul"]["fp32"] == pytest.approx(1 - (0.1 + 0.2) / 2)
+        assert by_op["MatMul"]["low"] == 1.0
+        assert by_op["Conv"]["nodes"] == 1
 
     def test_mispredictions_count_nodes(self) -> None:
         wrong = node_time(count=3, low_us=11.0)
         missed = node_time(count=2, predicted_low_us=20.0)
-        found = node_times.mispredictions([node_time(), wrong, missed, node_time("Cast", low_us=None)])
-        assert [*found.values()] == [4, 1, 2, 0]
+        counts = node_times.mispredictions([node_time(), wrong, missed, node_time("Cast", low_us=None)])
+        assert [*counts.values()] == [4, 1, 2, 0]
 
 
 @cache
@@ -258,8 +258,8 @@ def rows_of_step() -> dict[str, Any]:
 
 
 def records(folder: Path) -> Records:
-    """What a call leaves that could not convert or time everything."""
-    found, rows = Records(folder=folder), rows_of_step()
+    """Records of a call that could not convert or time everything."""
+    entries, rows = Records(folder=folder), rows_of_step()
     facts = {"seconds": 1.0, "finished_at": "2026-01-02", "load_average": [0.5, 0.0, 0.0]}
     interval = {"median": 2000.0, "low": 1000.0, "high": 3000.0}
     speedup = {"median": 1.5, "low": 1.4, "high": 1.6}
@@ -285,10 +285,10 @@ def records(folder: Path) -> Records:
         "measured-cuda-vgg16-0": measured,
         "nodes-cuda-vgg16": [node_time()],
     }.items():
-        found.keep(name, {"asked": asked, "result": result, **facts})
-    found.keep("install-autocast", {"asked": {}, "failure": "no network", **facts})
-    found.keep("peer-ort-float16-vgg16-small", {"asked": {}, "failure": "KeyError: 'x'", **facts})
-    return found
+        entries.keep(name, {"asked": asked, "result": result, **facts})
+    entries.keep("install-autocast", {"asked": {}, "failure": "no network", **facts})
+    entries.keep("peer-ort-float16-vgg16-small", {"asked": {}, "failure": "KeyError: 'x'", **facts})
+    return entries
 
 
 class TestPage:
@@ -314,20 +314,20 @@ class TestPage:
         assert "KeyError: 'x'" in cpu
 
     def test_what_the_first_traverse_refused_is_apart(self, tmp_path: Path) -> None:
-        found = records(tmp_path)
-        facts = found.find("predicted-v100-vgg16")
+        entries = records(tmp_path)
+        facts = entries.find("predicted-v100-vgg16")
         assert facts is not None
         facts["result"]["campo"]["missed_us"] = {Reason.TRAVERSE_1_FP32.value: 3000.0, "unlisted": 500.0}
-        found.keep("predicted-v100-vgg16", facts)
-        assert "| VGG-16 | 3.0 | 0.5 |" in render("campo_eval", collect.collect(found))
+        entries.keep("predicted-v100-vgg16", facts)
+        assert "| VGG-16 | 3.0 | 0.5 |" in render("campo_eval", collect.collect(entries))
 
     def test_measurements_with_other_options_are_not_mixed(self, tmp_path: Path) -> None:
-        found = records(tmp_path)
-        older = found.find("measured-cuda-vgg16-0")
+        entries = records(tmp_path)
+        older = entries.find("measured-cuda-vgg16-0")
         assert older is not None
         older["asked"] = older["asked"] | {"model": "alexnet", "planned_for": "v100"}
-        found.keep("measured-cuda-alexnet-0", older | {"finished_at": "2025-01-01"})
-        assert [*collect.collect(found)["measured"]["cuda"]["rows"]] == ["vgg16"]
+        entries.keep("measured-cuda-alexnet-0", older | {"finished_at": "2025-01-01"})
+        assert [*collect.collect(entries)["measured"]["cuda"]["rows"]] == ["vgg16"]
 
     def test_pictures_are_the_same_bytes_every_time(self, tmp_path: Path) -> None:
         pytest.importorskip("matplotlib")
@@ -374,7 +374,7 @@ def test_what_was_measured_before_stays_with_its_version(tmp_path: Path) -> None
         "peer_errors": [3],
     }
     page.write_text(json.dumps(published), encoding="utf-8")
-    found = campo_eval.with_published(data, page)
-    assert found["measured"] == {"cpu": {"of": "new"}, "cuda": {"of": {"campo-onnx": "0.1"}, "rows": 1}}
-    assert (found["peers"], found["peer_errors"], found["peers_of"]) == ([2], [3], before)
+    result = campo_eval.with_published(data, page)
+    assert result["measured"] == {"cpu": {"of": "new"}, "cuda": {"of": {"campo-onnx": "0.1"}, "rows": 1}}
+    assert (result["peers"], result["peer_errors"], result["peers_of"]) == ([2], [3], before)
     assert campo_eval.with_published(data | {"peers": [4]}, page)["peers"] == [4]

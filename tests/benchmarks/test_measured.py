@@ -54,8 +54,8 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> type[Stub]:
 
 class TestTurns:
     def test_every_side_takes_as_many_turns_in_rotating_order(self, stub: type[Stub]) -> None:
-        found = turns.in_turns("mlp", Path(), ("torch", "fp32", "optimal"), EFFORT)
-        assert {side: len(times) for side, times in found["rounds_ms"].items()} == dict.fromkeys(
+        result = turns.in_turns("mlp", Path(), ("torch", "fp32", "optimal"), EFFORT)
+        assert {side: len(times) for side, times in result["rounds_ms"].items()} == dict.fromkeys(
             ("torch", "fp32", "optimal"), EFFORT.rounds
         )
         asked = stub.asked[3:]  # behind the turns that say how long a step is
@@ -63,24 +63,24 @@ class TestTurns:
         assert stub.asked[-3:] == ["optimal ended", "fp32 ended", "torch ended"]
 
     def test_a_side_that_fails_is_told_and_the_others_are_measured(self, stub: type[Stub]) -> None:
-        found = turns.in_turns("mlp", Path(), ("torch", "compile"), EFFORT)
-        assert found["failures"] == {"compile": "there is no compiler"}
-        assert set(found["rounds_ms"]) == {"torch"}
+        result = turns.in_turns("mlp", Path(), ("torch", "compile"), EFFORT)
+        assert result["failures"] == {"compile": "there is no compiler"}
+        assert set(result["rounds_ms"]) == {"torch"}
         assert "compile ended" in stub.asked
 
     def test_plans_of_one_runtime_take_turns_in_one_process(self, stub: type[Stub]) -> None:
-        found = turns.in_turns("mlp", Path(), ("fp32", "ort", "optimal"), EFFORT, False)
-        assert {side: len(times) for side, times in found["rounds_ms"].items()} == {"fp32": 7, "optimal": 7}
-        assert found["failures"] == {"ort": "no kernel"}
+        result = turns.in_turns("mlp", Path(), ("fp32", "ort", "optimal"), EFFORT, False)
+        assert {side: len(times) for side, times in result["rounds_ms"].items()} == {"fp32": 7, "optimal": 7}
+        assert result["failures"] == {"ort": "no kernel"}
         assert stub.asked[-1] == "fp32 ort optimal ended"
 
     def test_where_and_with_what_it_ran_is_in_every_result(self, stub: type[Stub]) -> None:
-        found = turns.in_turns("mlp", Path(), ("fp32",), EFFORT)
-        assert found["others_running"] is None or found["others_running"] >= 0
-        assert set(found["machine"]) == {"cpu", "cores", "units", "governor"}
-        assert found["made"]["versions"]["openvino"]
-        assert found["load"] >= 0
-        assert found["load_after"] >= 0
+        result = turns.in_turns("mlp", Path(), ("fp32",), EFFORT)
+        assert result["others_running"] is None or result["others_running"] >= 0
+        assert set(result["machine"]) == {"cpu", "cores", "units", "governor"}
+        assert result["made"]["versions"]["openvino"]
+        assert result["load"] >= 0
+        assert result["load_after"] >= 0
 
     def test_another_loss_in_fp32_is_refused(self) -> None:
         turns.refuse_other_losses({"torch": 1.0, "fp32": 1.0005, "torch-bf16": 1.01})

@@ -1,4 +1,4 @@
-"""What the page of final accuracy makes of runs."""
+"""The page of final accuracy, made from runs."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -36,8 +36,8 @@ def test_all_plans_of_a_step(tmp_path: Path) -> None:
     assert facts["optimal"]["predicted_us"] <= min(one["predicted_us"] for one in facts.values())
     for name, one in facts.items():
         written = [n for n in onnx.load(tmp_path / f"{name}.onnx").graph.node if n.op_type == "Cast"]
-        given = [n for n in onnx.load(MLP).graph.node if n.op_type == "Cast"]
-        assert len(written) - len(given) == one["casts"]
+        original = [n for n in onnx.load(MLP).graph.node if n.op_type == "Cast"]
+        assert len(written) - len(original) == one["casts"]
     view = import_model(MLP).view
     ports = {node.name: ports_of(view.signature(node.name), Precision.BF16) for node in view.nodes}
     for name, one in facts.items():
@@ -81,8 +81,8 @@ class TestGradients:
         assert set(errors) == {"fp32", *plans.PLANS}
         assert 0 <= errors["fp32"] < 1e-3 < errors["all-low"] < 0.5
         outputs = gradients._outputs(model, feeds)
-        found = gradients.errors_in(tmp_path, "all-low", outputs)
-        assert found == {"gradient_error": 0.0, "emulated_error": errors["all-low"]}
+        own_errors = gradients.errors_in(tmp_path, "all-low", outputs)
+        assert own_errors == {"gradient_error": 0.0, "emulated_error": errors["all-low"]}
 
     def test_rectifiers_near_zero_explain_a_gradient_in_fp32(self, tmp_path: Path) -> None:
         pytest.importorskip("safetensors")
@@ -104,12 +104,12 @@ def test_layers_are_binned_by_window_and_image() -> None:
     layer = {"op": "Conv", "kernel": 3, "side": 30, "fp32_us": 8.0, "low_us": 4.0}
     slower = layer | {"side": 17, "low_us": 16.0}
     large = layer | {"op": "MaxPool", "side": 100}
-    found = layers.binned([layer, large, slower])
-    assert [(b["op"], b["kernel"], b["side"], b["layers"], b["faster"]) for b in found] == [
+    bins = layers.binned([layer, large, slower])
+    assert [(b["op"], b["kernel"], b["side"], b["layers"], b["faster"]) for b in bins] == [
         ("Conv", 3, 32, 2, 1),
         ("MaxPool", 3, 0, 1, 1),
     ]
-    assert (found[0]["speedup"], found[0]["saved_us"]) == (1.25, -2.0)
+    assert (bins[0]["speedup"], bins[0]["saved_us"]) == (1.25, -2.0)
 
 
 def test_layers_have_times_in_both_precisions(tmp_path: Path) -> None:
@@ -131,15 +131,15 @@ def test_layers_have_times_in_both_precisions(tmp_path: Path) -> None:
     for plan in ("fp32", "all-low"):
         onnx.save(model, folder / f"{plan}.onnx")
     safetensors.save_file(values, folder / plans.FEEDS)
-    found = layers.measured_layers(("net",), tmp_path)
-    assert [(one["op"], one["kernel"], one["side"]) for one in found] == [("Conv", 3, 20), ("MaxPool", 2, 18)]
-    assert all(one["fp32_us"] > 0 < one["low_us"] for one in found)
+    rows = layers.measured_layers(("net",), tmp_path)
+    assert [(one["op"], one["kernel"], one["side"]) for one in rows] == [("Conv", 3, 20), ("MaxPool", 2, 18)]
+    assert all(one["fp32_us"] > 0 < one["low_us"] for one in rows)
 
 
 def test_measured_plans_teach_what_single_nodes_do_not_show() -> None:
     """Products run in a step as alone, element-wise nodes in a tenth of the time."""
     random = np.random.default_rng(0)
-    found = []
+    measurements = []
     for network in ("mlp", "bert", "random/0", "random/1"):
         products_us, elementwise_us = 1000.0 * random.uniform(1, 4), 1000.0 * random.uniform(1, 4)
         for plan, factor in (("fp32", 1.0), ("all-low", 0.5), ("optimal", 0.6)):
@@ -148,7 +148,7 @@ def test_measured_plans_teach_what_single_nodes_do_not_show() -> None:
                 Part.ELEMENTWISE: elementwise_us * (1.5 - factor),
             }
             measured_ms = (parts_us[Part.PRODUCTS] + 0.1 * parts_us[Part.ELEMENTWISE]) / 1e3
-            found.append(
+            measurements.append(
                 learning.Measured(
                     network=network,
                     plan=plan,
@@ -156,7 +156,7 @@ def test_measured_plans_teach_what_single_nodes_do_not_show() -> None:
                     rounds_ms=[measured_ms * jitter for jitter in np.linspace(0.999, 1.001, 8)],
                 )
             )
-    facts = learning.learned(found)
+    facts = learning.learned(measurements)
     assert facts is not None
     assert (facts["plans"], facts["networks"]) == (12, 4)
     assert facts["factors"]["element-wise"] < 0.5 < 0.9 < facts["factors"]["products"]
@@ -166,7 +166,7 @@ def test_measured_plans_teach_what_single_nodes_do_not_show() -> None:
     assert facts["itself"] == pytest.approx(1.0)
     assert json.loads(json.dumps(facts)) == facts
     assert [row["title"] for row in facts["rows"]][2:] == ["random/0", "random/1"]
-    assert learning.learned(found[:6]) is None
+    assert learning.learned(measurements[:6]) is None
 
 
 def test_a_model_that_orders_plans_wrongly_loses_time() -> None:
@@ -192,14 +192,14 @@ def test_operators_alone_and_between_casts(tmp_path: Path, monkeypatch: pytest.M
     folder = plans.folder_of("mlp", tmp_path)
     folder.mkdir()
     shutil.copy(MLP, folder / "fp32.onnx")
-    found = ops.measured_ops(("mlp", "a network that was not prepared"), tmp_path, threads=1)
-    assert not found["failures"]
-    assert {row["op"] for row in found["rows"]} <= set(ops.OPS)
-    assert any(row["op"] in ("MatMul", "Gemm") for row in found["rows"])
-    for row in found["rows"]:
+    timings = ops.measured_ops(("mlp", "a network that was not prepared"), tmp_path, threads=1)
+    assert not timings["failures"]
+    assert {row["op"] for row in timings["rows"]} <= set(ops.OPS)
+    assert any(row["op"] in ("MatMul", "Gemm") for row in timings["rows"])
+    for row in timings["rows"]:
         assert set(row["us"]) == {"fp32", "low", "low_casts"}
         assert row["casts_pay"]["low"] <= row["casts_pay"]["median"] <= row["casts_pay"]["high"]
-    assert [row["size"] for row in found["widths"]] == [*ops.WIDTHS, *ops.CHANNELS]
+    assert [row["size"] for row in timings["widths"]] == [*ops.WIDTHS, *ops.CHANNELS]
 
 
 def test_casts_around_a_node_of_bf16() -> None:

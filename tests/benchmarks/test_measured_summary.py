@@ -1,4 +1,4 @@
-"""What pages make of measured steps."""
+"""Pages about measured steps, and their figures."""
 
 from pathlib import Path
 from typing import Any
@@ -47,26 +47,26 @@ class TestSummary:
 
     def test_predicted_beside_measured(self) -> None:
         """Of one network every step is predicted right, of the other a fifth too short."""
-        found = summary.prediction(self.rows())
-        assert found is not None
-        assert (found["plans"], found["networks"]) == (10, 2)
-        assert found["error"] == pytest.approx(0.1)
-        assert found["ratio_error"] == pytest.approx(0.0)
-        assert found["within"] == pytest.approx(1.0)
-        assert 0.8 < found["spearman"] < 1.0
+        prediction = summary.prediction(self.rows())
+        assert prediction is not None
+        assert (prediction["plans"], prediction["networks"]) == (10, 2)
+        assert prediction["error"] == pytest.approx(0.1)
+        assert prediction["ratio_error"] == pytest.approx(0.0)
+        assert prediction["within"] == pytest.approx(1.0)
+        assert 0.8 < prediction["spearman"] < 1.0
         assert summary.prediction(self.rows()[:1][:0]) is None
 
     def test_how_often_a_plan_loses(self) -> None:
-        found = drawn.population(self.rows()[1:], [], 3)
-        assert found is not None
-        assert (found["networks"], found["asked"]) == (1, 3)
-        optimal = found["plans"]["optimal"]
+        population = drawn.population(self.rows()[1:], [], 3)
+        assert population is not None
+        assert (population["networks"], population["asked"]) == (1, 3)
+        optimal = population["plans"]["optimal"]
         assert (optimal["slower"], optimal["faster"], optimal["best_of_list"]) == (0, 1, 1)
         assert optimal["reached"] == pytest.approx(1.0)
-        assert found["plans"]["tf-amp"]["best_of_list"] == 1
-        assert found["plans"]["all-low"]["best_of_list"] == 0
-        assert found["plans"][drawn.VERIFIED]["median"] == pytest.approx(3.0)
-        assert [(g["title"], g["over_low"]) for g in found["groups"] if g["networks"]] == [
+        assert population["plans"]["tf-amp"]["best_of_list"] == 1
+        assert population["plans"]["all-low"]["best_of_list"] == 0
+        assert population["plans"][drawn.VERIFIED]["median"] == pytest.approx(3.0)
+        assert [(g["title"], g["over_low"]) for g in population["groups"] if g["networks"]] == [
             ("alexnet", pytest.approx(2.5)),
             ("FP32 step from 3 ms to 10 ms", pytest.approx(2.5)),
         ]
@@ -106,7 +106,7 @@ class TestSummary:
         values["layers 1"] = [layer, layer | {"low_us": 12.0}]  # type: ignore[assignment]
         readme = tmp_path / "README.md"
         readme.write_text(f"# Title\n{page.BEGIN}\nold\n{page.END}\nrest\n")
-        known = dict.fromkeys(("mlp", "mlp@4", "random/0"), PLANS)
+        by_network = dict.fromkeys(("mlp", "mlp@4", "random/0"), PLANS)
         quality = dict.fromkeys(("error", "median_error", "spearman", "within", "loss", "most_lost"), 0.5)
         quality |= {"pairs": 9, "wrong": 4}
         missed = {"chosen": "campo", "best": "optimal", "loss": 0.25, "pairs": 3, "wrong": 2}
@@ -119,7 +119,7 @@ class TestSummary:
             "itself": 0.75,
             "rows": [{"name": "mlp", "title": "MLP"} | dict.fromkeys(learning.MODELS, missed)],
         }
-        written = page.publish_measured(values, known, "here, of today", 3, tmp_path, readme, learned)
+        written = page.publish_measured(values, by_network, "here, of today", 3, tmp_path, readme, learned)
         assert {path.name for path in written} == {
             "measured.json",
             "measured.md",

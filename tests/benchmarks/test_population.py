@@ -48,20 +48,20 @@ def test_a_slow_machine_draws_without_a_warning(tmp_path, monkeypatch):
 
 def test_the_page_says_what_the_rows_say(tmp_path):
     rows = [made_up(n, slow=n == 3) for n in range(9)]
-    found = summary(rows, 12)
-    won = found["wins"]["v100"]
-    assert (found["networks"], found["asked"]) == (9, 12)
+    totals = summary(rows, 12)
+    won = totals["wins"]["v100"]
+    assert (totals["networks"], totals["asked"]) == (9, 12)
     assert won["fp32"]["optimal"]["mean"] == won["fp32"]["optimal"]["lowest"] == 4.0
     assert won["fp32"]["all-fp16"]["slower"] == 1
     assert won["all-fp16"]["optimal"]["highest"] == 8.0
-    assert found["slower_fp16"]["v100"]["alexnet"] == {"networks": 3, "slower": 1}
-    assert found["slower_nodes"]["v100"] == {"networks": 1, "families": ["pooling"]}
-    beside = {(r["strategy"], r["from_ms"], r.get("expected")): r for r in found["beside_paper"]["v100"]}
+    assert totals["slower_fp16"]["v100"]["alexnet"] == {"networks": 3, "slower": 1}
+    assert totals["slower_nodes"]["v100"] == {"networks": 1, "families": ["pooling"]}
+    beside = {(r["strategy"], r["from_ms"], r.get("expected")): r for r in totals["beside_paper"]["v100"]}
     assert (
         beside["optimal", None, True]["networks"] == 3
     )  # half less a quarter of 40, 160 and 280 ms: 10 and more
     assert beside["optimal", 0.0, None]["networks"] == 1
-    ranks = found["correlations"]["v100"]
+    ranks = totals["correlations"]["v100"]
     assert ranks["aligned_share"]["optimal over all FP32"] is None  # it is the same everywhere
     assert ranks["nodes"]["all FP16 over all FP32"] == ranks["batch"]["all FP16 over all FP32"]
     pytest.importorskip("matplotlib")

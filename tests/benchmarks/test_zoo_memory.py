@@ -6,8 +6,8 @@ from benchmarks.zoo.memory import HELD, USABLE, fitting_batch
 def test_more_memory_never_means_a_smaller_batch() -> None:
     sizes = [256, 128, 64, 32, 16, 8]
     for model in HELD:
-        found = [fitting_batch(model, sizes, memory_gb=gb) or 0 for gb in (4, 11, 24, 40, 80, 141)]
-        assert found == sorted(found)
+        batches = [fitting_batch(model, sizes, memory_gb=gb) or 0 for gb in (4, 11, 24, 40, 80, 141)]
+        assert batches == sorted(batches)
 
 
 def test_what_is_chosen_fits_and_the_next_larger_does_not() -> None:

@@ -45,7 +45,7 @@ def alibi(f: Formula) -> Tensor:
 def alibi_by_mask(f: Formula) -> Tensor:
     n = f.size(64, 512)
     q, k, v = heads(f, n)
-    position = f.given(np.ones((2, 1, n), np.int64)).cumsum().real() - 1.0
+    position = f.input(np.ones((2, 1, n), np.int64)).cumsum().real() - 1.0
     return ((q @ k.transpose()) / 5.65 + position * f.number(0.05, 0.5)).softmax() @ v
 
 
@@ -142,7 +142,7 @@ def layer_norm_by_moments(f: Formula) -> Tensor:
 
 
 def layer_norm_of_equal_rows(f: Formula) -> Tensor:
-    x = f.given(np.repeat(f.draw.standard_normal((16, 1)), 64, 1))
+    x = f.input(np.repeat(f.draw.standard_normal((16, 1)), 64, 1))
     d = x - x.mean()
     return (d / ((d * d).mean() + f.rng.choice((1e-12, 1e-5))).sqrt()) @ f.weight(64, 64)
 

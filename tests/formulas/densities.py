@@ -28,15 +28,15 @@ def normal_cdf(x: Tensor) -> Tensor:
 
 
 def negative_binomial(f: Formula) -> Tensor:
-    k = f.given(f.draw.poisson(f.number(1, 300), (32, 4)).astype(np.float32))
+    k = f.input(f.draw.poisson(f.number(1, 300), (32, 4)).astype(np.float32))
     r, p = dense(f, 32, 4).softplus() + 0.1, dense(f, 32, 4, 2.0).sigmoid().clip(1e-5, 1 - 1e-5)
     count = lgamma(k + r) - lgamma(r) - lgamma(k + 1.0)
     return count + r * p.log() + k * (1.0 - p).log()
 
 
 def poisson_with_constant(f: Formula) -> Tensor:
-    k = f.given(f.draw.poisson(f.number(5, 2000), (32, 4)).astype(np.float32))
-    rate = f.given(f.formula_value(k) + 1.0)
+    k = f.input(f.draw.poisson(f.number(5, 2000), (32, 4)).astype(np.float32))
+    rate = f.input(f.formula_value(k) + 1.0)
     return k * rate.log() - rate - lgamma(k + 1.0)
 
 
@@ -66,7 +66,7 @@ def mixture_density(f: Formula) -> Tensor:
 
 def discretized_logistic(f: Formula) -> Tensor:
     """The probability of one of 256 levels is a difference of two sigmoids."""
-    x = f.given(f.draw.integers(0, 256, (32, 8)).astype(np.float32) / 127.5 - 1.0)
+    x = f.input(f.draw.integers(0, 256, (32, 8)).astype(np.float32) / 127.5 - 1.0)
     centered, inverse = x - dense(f, 32, 8, 0.3), (dense(f, 32, 8)).exp() * f.number(1, 10)
     upper = ((centered + 1.0 / 255.0) * inverse).sigmoid()
     lower = ((centered - 1.0 / 255.0) * inverse).sigmoid()
@@ -220,7 +220,7 @@ def consistency(f: Formula) -> Tensor:
 def exponential_solver(f: Formula) -> Tensor:
     """DPM-Solver: a small step in half the logarithm of the signal to noise."""
     a = f.uniform(16, 1, low=0.05, high=0.99)
-    b = f.given(f.formula_value(a) * 0.995)
+    b = f.input(f.formula_value(a) * 0.995)
     lam, nxt = ((v.log() - (1.0 - v * v).log() * 0.5) for v in (a, b))
     return ((nxt - lam).exp() - 1.0) * f.normal(16, 64)
 
@@ -271,7 +271,7 @@ def ranked_pairs(f: Formula) -> Tensor:
 def approximate_kl(f: Formula) -> Tensor:
     """PPO: the ratio less 1 less its logarithm."""
     p = dense(f, 64, 50, 3.0).log_softmax().pick(f.below(50, 64, 1))
-    d = p - f.given(f.formula_value(p) + 0.05 * f.draw.standard_normal((64, 1)))
+    d = p - f.input(f.formula_value(p) + 0.05 * f.draw.standard_normal((64, 1)))
     return d.exp() - 1.0 - d
 
 
@@ -286,7 +286,7 @@ def skill(f: Formula) -> Tensor:
 
 
 def upper_bound(f: Formula) -> Tensor:
-    n = f.given(f.draw.integers(1, 5000, (64, 8)).astype(np.float32))
+    n = f.input(f.draw.integers(1, 5000, (64, 8)).astype(np.float32))
     return f.uniform(64, 8) + (n.sum().log() * 2.0 / n).sqrt()
 
 
@@ -321,20 +321,20 @@ def spearman(f: Formula) -> Tensor:
 
 
 def chi_squared(f: Formula) -> Tensor:
-    o = f.given(f.draw.poisson(f.number(20, 3000), (8, 8)).astype(np.float32))
+    o = f.input(f.draw.poisson(f.number(20, 3000), (8, 8)).astype(np.float32))
     e = o.sum(0) * o.sum(1) / o.sum(None)
     return ((o - e) ** 2.0 / e).sum(None)
 
 
 def mutual_information(f: Formula) -> Tensor:
-    n = f.given(f.draw.integers(1, 2000, (8, 8)).astype(np.float32))
+    n = f.input(f.draw.integers(1, 2000, (8, 8)).astype(np.float32))
     return (n * n.sum(None) / (n.sum(0) * n.sum(1))).log()
 
 
 def precision_of_words(f: Formula) -> Tensor:
     """BLEU: a mean of logarithms and a penalty for brevity."""
-    hit = f.given(f.draw.integers(50, 4000, (8, 4)).astype(np.float32))
-    length = f.given(f.draw.integers(3000, 9000, (8, 1)).astype(np.float32))
+    hit = f.input(f.draw.integers(50, 4000, (8, 4)).astype(np.float32))
+    length = f.input(f.draw.integers(3000, 9000, (8, 1)).astype(np.float32))
     return (hit / (hit + length)).log().mean().exp() * (1.0 - 9000.0 / length).exp()
 
 
@@ -343,7 +343,7 @@ def precision_of_words(f: Formula) -> Tensor:
 
 def adam_in_graph(f: Formula) -> Tensor:
     g = (f.normal(32, 16).transpose() @ f.normal(32, 16)) * f.number(1e-6, 1)
-    t = f.given(np.array([[f.size(1, 10, 1000)]])).real()
+    t = f.input(np.array([[f.size(1, 10, 1000)]])).real()
     m, v = g * 0.1, g * g * 0.001
     one = 1.0 - f.constant(np.float32(0.9)) ** t
     two = 1.0 - f.constant(np.float32(0.999)) ** t
@@ -368,7 +368,7 @@ def preconditioner(f: Formula) -> Tensor:
 
 
 def line_search(f: Formula) -> Tensor:
-    """What a small step takes from a loss, beside what the slope promises."""
+    """Decrease of a loss in a small step, beside the decrease that the slope promises."""
     x, w = f.normal(64, 16), f.normal(16, 1)
     y = x @ w
     g = (x.transpose() @ y) / 32.0

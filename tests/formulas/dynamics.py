@@ -16,14 +16,14 @@ def shifted(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def upwind(f: Formula) -> Tensor:
-    u = f.given(1.0 + 0.1 * np.sin(np.linspace(0, 6, 128))[None].repeat(4, 0)) * f.number(1, 50)
+    u = f.input(1.0 + 0.1 * np.sin(np.linspace(0, 6, 128))[None].repeat(4, 0)) * f.number(1, 50)
     before, here, after = shifted(u)
     return here.relu() * (here - before) + (-here).relu() * (here - after)
 
 
 def wave_equation(f: Formula) -> Tensor:
     x = np.linspace(0, 6, 66)[None].repeat(4, 0)
-    u, old = f.given(np.sin(x) + 3.0), f.given(np.sin(x - 0.01) + 3.0)
+    u, old = f.input(np.sin(x) + 3.0), f.input(np.sin(x - 0.01) + 3.0)
     before, here, after = shifted(u)
     return (here * 2.0 - shifted(old)[1] + (before - here * 2.0 + after) * 0.25) - here
 
@@ -36,7 +36,7 @@ def divergence_of_a_flow(f: Formula) -> Tensor:
 
 
 def vorticity_by_potential(f: Formula) -> Tensor:
-    p = f.given(np.cos(np.linspace(0, 3, 130))[None].repeat(4, 0) * f.number(1, 100))
+    p = f.input(np.cos(np.linspace(0, 3, 130))[None].repeat(4, 0) * f.number(1, 100))
     before, here, after = shifted(p)
     return ((after - here) - (here - before)) * 400.0
 
@@ -54,7 +54,7 @@ def fidelity_of_states(f: Formula) -> Tensor:
 
 
 def line_of_hydrogen(f: Formula) -> Tensor:
-    n = f.given(f.draw.integers(20, 60, (32, 1)).astype(np.float32))
+    n = f.input(f.draw.integers(20, 60, (32, 1)).astype(np.float32))
     return (1.0 / (n * n) - 1.0 / ((n + 1.0) * (n + 1.0))) * 3.289842e6
 
 
@@ -92,7 +92,7 @@ def tidal_force(f: Formula) -> Tensor:
 def escape_of_two_bodies(f: Formula) -> Tensor:
     """Kinetic less potential energy, all but equal."""
     r = f.uniform(32, 1, low=1.0, high=3.0)
-    v = f.given((2.0 / f.formula_value(r)) ** 0.5 * 1.01)
+    v = f.input((2.0 / f.formula_value(r)) ** 0.5 * 1.01)
     return v * v * 0.5 - 1.0 / r
 
 
@@ -141,7 +141,7 @@ def joseph_form(f: Formula) -> Tensor:
 
 
 def innovation(f: Formula) -> Tensor:
-    state = f.given(f.number(10, 2000) + f.draw.standard_normal((32, 2)))
+    state = f.input(f.number(10, 2000) + f.draw.standard_normal((32, 2)))
     measured = near(f, state, 0.1)
     return (measured - state) * 0.3 / 0.01
 
@@ -188,27 +188,27 @@ def projected_on_constraint(f: Formula) -> Tensor:
 
 def teager_energy(f: Formula) -> Tensor:
     t = np.arange(130)[None] * f.number(0.02, 0.2)
-    before, here, after = shifted(f.given(np.sin(t).repeat(4, 0) * f.number(0.1, 100)))
+    before, here, after = shifted(f.input(np.sin(t).repeat(4, 0) * f.number(0.1, 100)))
     return here * here - before * after
 
 
 def pitch_by_differences(f: Formula) -> Tensor:
     """YIN: a difference function over its running mean."""
-    x = f.given(np.sin(np.arange(256) * f.number(0.1, 0.6))[None].repeat(2, 0))
+    x = f.input(np.sin(np.arange(256) * f.number(0.1, 0.6))[None].repeat(2, 0))
     lags = [((x.part(0, 192) - x.part(lag, lag + 192)) ** 2.0).sum() for lag in range(1, 33)]
     d = concat(*lags)
     return d * f.constant(np.arange(1, 33)).real() / (d.cumsum() + 1e-8)
 
 
 def difference_function_by_products(f: Formula) -> Tensor:
-    x = f.given(np.sin(np.arange(256) * 0.05)[None].repeat(2, 0) * f.number(1, 100))
+    x = f.input(np.sin(np.arange(256) * 0.05)[None].repeat(2, 0) * f.number(1, 100))
     a, b = x.part(0, 192), x.part(8, 200)
     return (a * a).sum() + (b * b).sum() - (a * b).sum() * 2.0
 
 
 def prediction_residual(f: Formula) -> Tensor:
     t = np.arange(258)[None] * 0.1
-    before, here, after = shifted(f.given(np.cos(t).repeat(2, 0) * f.number(1, 30)))
+    before, here, after = shifted(f.input(np.cos(t).repeat(2, 0) * f.number(1, 30)))
     return after - here * (2.0 * float(np.cos(0.1))) + before + here * 1e-3
 
 
@@ -262,7 +262,7 @@ def wiener_gain(f: Formula) -> Tensor:
 
 
 def haar_details(f: Formula) -> Tensor:
-    x = f.given(f.number(1, 100) + 0.05 * f.draw.standard_normal((4, 64, 2)))
+    x = f.input(f.number(1, 100) + 0.05 * f.draw.standard_normal((4, 64, 2)))
     return (column(x, 0) - column(x, 1)) * 0.70710678
 
 
@@ -274,7 +274,7 @@ def comb_filter(f: Formula) -> Tensor:
 def resampled(f: Formula) -> Tensor:
     """Between two samples, at 44.1 of 48 kilohertz."""
     n = f.size(500, 5000)
-    x = f.given(np.sin(np.arange(n) * 0.05))
+    x = f.input(np.sin(np.arange(n) * 0.05))
     place = f.arange(n - 10) * 0.91875
     below = place.floor()
     a, b = x.take(below.integer()), x.take((below + 1.0).integer())

@@ -42,7 +42,7 @@ class Formula:
         """Draw a constant, each power of ten as often."""
         return float(np.float32(math.exp(self.rng.uniform(math.log(low), math.log(high)))))
 
-    def given(self, value: Array) -> "Tensor":
+    def input(self, value: Array) -> "Tensor":
         """Add an input; what the graph stores of a fraction is what FP64 computes with."""
         array = np.asarray(value)
         array = array.astype(np.int64 if array.dtype.kind in "iu" else np.float32)
@@ -55,23 +55,23 @@ class Formula:
         return self._named(f"{self.prefix}in{len(self.inputs)}", array, self.inputs)
 
     def normal(self, *shape: int, scale: float = 1.0, mean: float = 0.0) -> "Tensor":
-        return self.given(mean + scale * self.draw.standard_normal(shape))
+        return self.input(mean + scale * self.draw.standard_normal(shape))
 
     def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> "Tensor":
-        return self.given(self.draw.uniform(low, high, shape))
+        return self.input(self.draw.uniform(low, high, shape))
 
     def weight(self, *shape: int) -> "Tensor":
         """Draw what a layer multiplies by; activations keep their size."""
         return self._input((shape[-2] ** -0.5 * self.draw.standard_normal(shape)).astype(np.float32))
 
     def below(self, limit: int, *shape: int) -> "Tensor":
-        return self.given(self.draw.integers(0, limit, shape))
+        return self.input(self.draw.integers(0, limit, shape))
 
     def mask(self, *shape: int, share: float = 0.7) -> "Tensor":
         """Draw zeros and ones; the first of each row is one."""
         value = (self.draw.random(shape) < share).astype(np.float32)
         value[..., 0] = 1
-        return self.given(value)
+        return self.input(value)
 
     def constant(self, value: Any) -> "Tensor":
         array = np.asarray(value)
@@ -90,7 +90,7 @@ class Formula:
         return Tensor(self, name)
 
     def formula_value(self, tensor: "Tensor") -> Array:
-        """What a tensor is in FP64, for data that lies close to it."""
+        """Value of a tensor in FP64, for data that lies close to it."""
         return self.values[tensor.name]
 
     # --- nodes ---

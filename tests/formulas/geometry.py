@@ -11,7 +11,7 @@ def column(x: Tensor, i: int) -> Tensor:
 
 def near(f: Formula, x: Tensor, distance: float) -> Tensor:
     """Data that lies close to other data."""
-    return f.given(f.formula_value(x) + distance * f.draw.standard_normal(x.shape))
+    return f.input(f.formula_value(x) + distance * f.draw.standard_normal(x.shape))
 
 
 def unit(x: Tensor) -> Tensor:
@@ -192,7 +192,7 @@ def gaussian_process(f: Formula) -> Tensor:
 
 def two_points_regression(f: Formula) -> Tensor:
     """The slope of a line by sums, years on the axis."""
-    x = f.given(1990.0 + np.arange(32).reshape(1, 32))
-    y = f.given(f.formula_value(x) * 0.5 + f.draw.standard_normal((1, 32)))
+    x = f.input(1990.0 + np.arange(32).reshape(1, 32))
+    y = f.input(f.formula_value(x) * 0.5 + f.draw.standard_normal((1, 32)))
     top = (x * y).sum() * 32.0 - x.sum() * y.sum()
     return top / ((x * x).sum() * 32.0 - x.sum() ** 2.0)

@@ -152,7 +152,7 @@ def pseudo_range(f: Formula) -> Tensor:
 
 
 def week_of_seconds(f: Formula) -> Tensor:
-    seconds = f.given(f.draw.integers(0, 16_000_000, (64, 1)).astype(np.float32))
+    seconds = f.input(f.draw.integers(0, 16_000_000, (64, 1)).astype(np.float32))
     return seconds.mod(604800.0) / 86400.0
 
 
@@ -254,7 +254,7 @@ def contracted_space(f: Formula) -> Tensor:
 
 def long_context_base(f: Formula) -> Tensor:
     power = (f.arange(32) * (1 / 32)) * -math.log(1e4 * f.number(1, 64))
-    turn = f.given(f.draw.integers(0, 100_000, (16, 1)).astype(np.float32)) * power.exp()
+    turn = f.input(f.draw.integers(0, 100_000, (16, 1)).astype(np.float32)) * power.exp()
     return concat(turn.cos(), turn.sin())
 
 

@@ -22,7 +22,7 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
 
 def temporal_difference(f: Formula) -> Tensor:
     value = f.normal(64, 1, mean=f.number(1, 300))
-    following = f.given((f.formula_value(value) + 0.01 * f.draw.standard_normal((64, 1))) / 0.99)
+    following = f.input((f.formula_value(value) + 0.01 * f.draw.standard_normal((64, 1))) / 0.99)
     return f.normal(64, 1, scale=0.01) + following * 0.99 - value
 
 
@@ -107,7 +107,7 @@ def denoised_by_velocity(f: Formula) -> Tensor:
 
 def ddim_step(f: Formula) -> Tensor:
     a = f.uniform(16, 1, low=0.005, high=0.99)
-    before = f.given(f.formula_value(a) * 0.998)
+    before = f.input(f.formula_value(a) * 0.998)
     x, noise = f.normal(16, 64), f.normal(16, 64) @ f.weight(64, 64)
     clean = (x - (1.0 - a).sqrt() * noise) / a.sqrt()
     return before.sqrt() * clean + (1.0 - before).sqrt() * noise
@@ -124,7 +124,7 @@ def karras_sigmas(f: Formula) -> Tensor:
 def sigma_step(f: Formula) -> Tensor:
     """An Euler step between neighbouring noise levels."""
     sigma = f.uniform(16, 1, low=0.05, high=80.0)
-    following = f.given(f.formula_value(sigma) * 0.997)
+    following = f.input(f.formula_value(sigma) * 0.997)
     x = f.normal(16, 64, scale=2.0)
     return (x - f.normal(16, 64)) / sigma * (following - sigma)
 
@@ -168,7 +168,7 @@ def log_sinkhorn(f: Formula) -> Tensor:
 
 def wasserstein_on_a_line(f: Formula) -> Tensor:
     x = f.uniform(8, f.size(64, 512))
-    y = f.given(f.formula_value(x) + 1e-3 * f.draw.standard_normal(x.shape))
+    y = f.input(f.formula_value(x) + 1e-3 * f.draw.standard_normal(x.shape))
     return (x.cumsum() - y.cumsum()).abs().mean()
 
 
@@ -208,25 +208,25 @@ def forward_probabilities(f: Formula) -> Tensor:
 
 def cosine_loss(f: Formula) -> Tensor:
     a, apart = f.normal(32, 64), f.number(0.01, 0.1)
-    return 1.0 - cosine(a, f.given(f.formula_value(a) + apart * f.draw.standard_normal((32, 64))))
+    return 1.0 - cosine(a, f.input(f.formula_value(a) + apart * f.draw.standard_normal((32, 64))))
 
 
 def triplet_by_cosine(f: Formula) -> Tensor:
     a = f.normal(32, 64)
-    b, c = (f.given(f.formula_value(a) + 0.05 * f.draw.standard_normal((32, 64))) for _ in range(2))
+    b, c = (f.input(f.formula_value(a) + 0.05 * f.draw.standard_normal((32, 64))) for _ in range(2))
     return cosine(a, b) - cosine(a, c)
 
 
 def triplet_by_distance(f: Formula) -> Tensor:
     a = f.normal(32, 64)
-    b, c = (f.given(f.formula_value(a) + f.draw.standard_normal((32, 64))) for _ in range(2))
+    b, c = (f.input(f.formula_value(a) + f.draw.standard_normal((32, 64))) for _ in range(2))
     c = b + f.normal(32, 64, scale=0.01)
     return squared_length(a - b).sqrt() - squared_length(a - c).sqrt()
 
 
 def pairwise_preference(f: Formula) -> Tensor:
     reward = f.normal(32, 1, mean=f.number(1, 100))
-    other = f.given(f.formula_value(reward) + 0.05 * f.draw.standard_normal((32, 1)))
+    other = f.input(f.formula_value(reward) + 0.05 * f.draw.standard_normal((32, 1)))
     return -((reward - other).sigmoid().log())
 
 
@@ -247,7 +247,7 @@ def supervised_contrast(f: Formula) -> Tensor:
 
 def barlow_twins(f: Formula) -> Tensor:
     a = f.normal(256, 16)
-    b = f.given(f.formula_value(a) + 0.02 * f.draw.standard_normal((256, 16)))
+    b = f.input(f.formula_value(a) + 0.02 * f.draw.standard_normal((256, 16)))
     a, b = ((x - x.mean(0)) / (((x - x.mean(0)) ** 2.0).mean(0) + 1e-5).sqrt() for x in (a, b))
     c = (a.transpose() @ b) / 256.0
     return ((c - f.constant(np.eye(16))) ** 2.0).sum(None)
@@ -307,19 +307,19 @@ def relative_improvement(f: Formula) -> Tensor:
 
 
 def bias_correction(f: Formula) -> Tensor:
-    step = f.given(np.array([[f.size(1, 3, 10, 1000)]])).real()
+    step = f.input(np.array([[f.size(1, 3, 10, 1000)]])).real()
     m = (f.normal(32, 16).transpose() @ f.normal(32, 16)) * 0.1
     return m / (1.0 - f.constant(np.float32(0.999)) ** step)
 
 
 def step_counter(f: Formula) -> Tensor:
-    return f.given(np.array([[float(f.size(255, 2047, 4095, 100000))]], np.float32)) + 1.0
+    return f.input(np.array([[float(f.size(255, 2047, 4095, 100000))]], np.float32)) + 1.0
 
 
 def moving_average(f: Formula) -> Tensor:
-    """What one step changes in an average of weights."""
+    """Change of an average of weights in one step."""
     average = f.normal(64, 16)
-    weight = f.given(f.formula_value(average) + 1e-2 * f.draw.standard_normal((64, 16)))
+    weight = f.input(f.formula_value(average) + 1e-2 * f.draw.standard_normal((64, 16)))
     return (average * 0.999 + weight * 0.001) - average
 
 
@@ -336,10 +336,10 @@ def factored_second_moment(f: Formula) -> Tensor:
 
 
 def cosine_schedule(f: Formula) -> Tensor:
-    step = f.given(f.draw.integers(0, 100000, (16, 1))).real()
+    step = f.input(f.draw.integers(0, 100000, (16, 1))).real()
     return ((step * (3.14159265 / 100000.0)).cos() + 1.0) * 0.5
 
 
 def warmed_up(f: Formula) -> Tensor:
-    step = f.given(f.draw.integers(1, 100000, (16, 1))).real()
+    step = f.input(f.draw.integers(1, 100000, (16, 1))).real()
     return (step**-0.5).min(step * 4000.0**-1.5) * 512.0**-0.5 * 1e3

@@ -79,7 +79,7 @@ def vae_kl(f: Formula) -> Tensor:
 
 def poisson_nll(f: Formula) -> Tensor:
     rate = (f.normal(16, 32) @ f.weight(32, 8)) * 2.0
-    return rate.exp() - f.given(f.draw.poisson(50, (16, 8)).astype(np.float32)) * rate
+    return rate.exp() - f.input(f.draw.poisson(50, (16, 8)).astype(np.float32)) * rate
 
 
 def log_probability_against_reference(f: Formula) -> Tensor:
@@ -87,13 +87,13 @@ def log_probability_against_reference(f: Formula) -> Tensor:
     length, classes = f.size(256, 512), 50
     p = logits(f, length, classes).log_softmax().pick(f.below(classes, length, 1))
     total = p.sum(0)
-    reference = f.given(f.formula_value(total) + f.draw.standard_normal((1, 1)))
+    reference = f.input(f.formula_value(total) + f.draw.standard_normal((1, 1)))
     return -((total - reference) * 0.1).sigmoid().log()
 
 
 def policy_ratio(f: Formula) -> Tensor:
     p = logits(f, 64, 50).log_softmax().pick(f.below(50, 64, 1))
-    old = f.given(f.formula_value(p) + 1e-2 * f.draw.standard_normal((64, 1)))
+    old = f.input(f.formula_value(p) + 1e-2 * f.draw.standard_normal((64, 1)))
     ratio, gain = (p - old).exp(), f.normal(64, 1)
     return -(ratio * gain).min(ratio.clip(0.8, 1.2) * gain)
 

@@ -57,7 +57,7 @@ def brier_skill(f: Formula) -> Tensor:
 
 def log_likelihood_ratio(f: Formula) -> Tensor:
     """G-test: counts times logarithms of counts over what is expected."""
-    n = f.given(f.draw.integers(200, 3000, (16, 2, 2)).astype(np.float32))
+    n = f.input(f.draw.integers(200, 3000, (16, 2, 2)).astype(np.float32))
     expected = n.sum(-1) * n.sum(-2) / n.sum(-1).sum(-2)
     return (n * (n / expected).log()).sum(-1).sum(-2) * 2.0
 
@@ -72,8 +72,8 @@ def distance_of_feature_statistics(f: Formula) -> Tensor:
 
 
 def panoptic_quality(f: Formula) -> Tensor:
-    a = f.given(f.draw.integers(300, 20000, (16, 1)).astype(np.float32))
-    b = f.given(f.draw.integers(300, 20000, (16, 1)).astype(np.float32))
+    a = f.input(f.draw.integers(300, 20000, (16, 1)).astype(np.float32))
+    b = f.input(f.draw.integers(300, 20000, (16, 1)).astype(np.float32))
     common = a.min(b) * 0.9
     return common / (a + b - common)
 
@@ -89,7 +89,7 @@ def signal_distortion_ratio(f: Formula) -> Tensor:
 
 def structural_similarity(f: Formula) -> Tensor:
     """By moments, in levels of 0 to 255."""
-    x = f.given(f.draw.integers(0, 256, (8, 64)).astype(np.float32))
+    x = f.input(f.draw.integers(0, 256, (8, 64)).astype(np.float32))
     y = near(f, x, 3.0)
     a, b = x.mean(), y.mean()
     u, v, w = (x * x).mean() - a * a, (y * y).mean() - b * b, (x * y).mean() - a * b
@@ -106,14 +106,14 @@ def hit_rate(f: Formula) -> Tensor:
 def area_by_ranks(f: Formula) -> Tensor:
     """Mann and Whitney: ranks of hits, less what they are at least."""
     n = f.size(200, 3000)
-    ranks = f.given(f.draw.permutation(n).astype(np.float32).reshape(1, n) + 1.0)
+    ranks = f.input(f.draw.permutation(n).astype(np.float32).reshape(1, n) + 1.0)
     hit = f.mask(1, n, share=0.4)
     hits = hit.sum()
     return ((ranks * hit).sum() - hits * (hits + 1.0) * 0.5) / (hits * (float(n) - hits))
 
 
 def balanced_accuracy(f: Formula) -> Tensor:
-    m = f.given(f.draw.integers(1, 9000, (8, 2, 2)).astype(np.float32))
+    m = f.input(f.draw.integers(1, 9000, (8, 2, 2)).astype(np.float32))
     rate = m / m.sum()
     return rate.part(0, 1, 1).part(0, 1, 2) + rate.part(1, 2, 1).part(1, 2, 2) - 1.0
 
@@ -140,7 +140,7 @@ def forward_rate(f: Formula) -> Tensor:
 
 def convergence_of_averages(f: Formula) -> Tensor:
     """MACD of prices: two smooth averages, one less the other."""
-    price = f.given(100.0 + np.cumsum(f.draw.standard_normal((40, 4)), 0) * 0.3)
+    price = f.input(100.0 + np.cumsum(f.draw.standard_normal((40, 4)), 0) * 0.3)
     fast = slow = price.part(0, 1, 0)
     for i in range(1, 40):
         now = price.part(i, i + 1, 0)
@@ -149,14 +149,14 @@ def convergence_of_averages(f: Formula) -> Tensor:
 
 
 def relative_strength(f: Formula) -> Tensor:
-    price = f.given(500.0 + np.cumsum(f.draw.standard_normal((4, 64)), 1))
+    price = f.input(500.0 + np.cumsum(f.draw.standard_normal((4, 64)), 1))
     change = price.part(1, 64) - price.part(0, 63)
     gain, loss = change.relu().mean(), (-change).relu().mean()
     return 100.0 - 100.0 / (gain / (loss + 1e-6) + 1.0)
 
 
 def band_of_prices(f: Formula) -> Tensor:
-    price = f.given(f.number(50, 2000) + f.draw.standard_normal((16, 20)))
+    price = f.input(f.number(50, 2000) + f.draw.standard_normal((16, 20)))
     return (price.part(19, 20) - price.mean()) / (spread(price) + 1e-9).sqrt()
 
 
@@ -173,7 +173,7 @@ def implied_volatility(f: Formula) -> Tensor:
 
 def micro_price(f: Formula) -> Tensor:
     bid = f.uniform(64, 1, low=20.0, high=f.number(21, 60))
-    ask = f.given(f.formula_value(bid) + 0.05)
+    ask = f.input(f.formula_value(bid) + 0.05)
     sizes = f.uniform(64, 2, low=1.0, high=900.0)
     share = column(sizes, 0) / sizes.sum()
     return (ask * share + bid * (1.0 - share)) - (bid + ask) * 0.5
@@ -198,20 +198,20 @@ def adjacency(f: Formula, n: int) -> np.ndarray:
 
 
 def symmetric_propagation(f: Formula) -> Tensor:
-    a = f.given(adjacency(f, 48))
+    a = f.input(adjacency(f, 48))
     degree = a.sum() ** -0.5
     return (a * degree * degree.transpose()) @ f.normal(48, 16)
 
 
 def smoothness_on_a_graph(f: Formula) -> Tensor:
-    """What a node differs from the mean of its neighbours."""
-    a = f.given(adjacency(f, 48))
-    x = f.given(f.number(1, 30) + 0.1 * f.draw.standard_normal((48, 8)))
+    """Difference of a node from the mean of its neighbours."""
+    a = f.input(adjacency(f, 48))
+    x = f.input(f.number(1, 30) + 0.1 * f.draw.standard_normal((48, 8)))
     return x - (a @ x) / a.sum()
 
 
 def rank_of_pages(f: Formula) -> Tensor:
-    """What the last of twelve steps still changes, in millionths."""
+    """Change in the last of twelve steps, in millionths."""
     a = adjacency(f, 48)
     move = f.constant(a / a.sum(0))
     before = now = f.constant(np.full((48, 1), 1 / 48))
@@ -221,7 +221,7 @@ def rank_of_pages(f: Formula) -> Tensor:
 
 
 def modularity(f: Formula) -> Tensor:
-    a = f.given(adjacency(f, 48))
+    a = f.input(adjacency(f, 48))
     degree, twice = a.sum(), a.sum(None)
     same = f.constant(np.equal.outer(np.arange(48) // 12, np.arange(48) // 12).astype(np.float32))
     return ((a - degree * degree.transpose() / twice) * same).sum(None) / twice
@@ -240,14 +240,14 @@ def smooth_cutoff(f: Formula) -> Tensor:
 
 
 def equivariant_step(f: Formula) -> Tensor:
-    x = f.given(f.number(1, 100) + f.draw.standard_normal((16, 3)))
+    x = f.input(f.number(1, 100) + f.draw.standard_normal((16, 3)))
     d = x.reshape(16, 1, 3) - x.reshape(1, 16, 3)
     return (d / ((d * d).sum().sqrt() + 1.0)).sum(1, keep=False)
 
 
 def edges_and_degrees(f: Formula) -> Tensor:
     """A mean over neighbours, their number by a sum of ones."""
-    hot = f.given(adjacency(f, 64))
+    hot = f.input(adjacency(f, 64))
     return concat((hot @ f.normal(64, 8)) / (hot.sum() + 1e-6), hot.sum())
 
 
@@ -268,7 +268,7 @@ def excess_kurtosis(f: Formula) -> Tensor:
 
 
 def skewness(f: Formula) -> Tensor:
-    x = f.given(f.draw.exponential(f.number(0.01, 100), (8, 256)))
+    x = f.input(f.draw.exponential(f.number(0.01, 100), (8, 256)))
     d = x - x.mean()
     return (d * d * d).mean() / ((d * d).mean()) ** 1.5
 
@@ -290,8 +290,8 @@ def coefficient_of_variation(f: Formula) -> Tensor:
 
 
 def z_of_proportions(f: Formula) -> Tensor:
-    n = f.given(f.draw.integers(1000, 60000, (16, 2)).astype(np.float32))
-    hits = f.given(np.floor(f.formula_value(n) * f.draw.uniform(0.4, 0.41, (16, 2))))
+    n = f.input(f.draw.integers(1000, 60000, (16, 2)).astype(np.float32))
+    hits = f.input(np.floor(f.formula_value(n) * f.draw.uniform(0.4, 0.41, (16, 2))))
     rate = hits / n
     pooled = hits.sum() / n.sum()
     scale = (pooled * (1.0 - pooled) * (1.0 / n).sum()).sqrt()

@@ -139,7 +139,7 @@ def soft_time_warping(f: Formula) -> Tensor:
 
 
 def edit_distance(f: Formula) -> Tensor:
-    cost = f.given(f.draw.integers(0, 2, (6, 6)).astype(np.float32))
+    cost = f.input(f.draw.integers(0, 2, (6, 6)).astype(np.float32))
     above = [f.constant(np.full((1, 1), float(j))) for j in range(7)]
     for i in range(6):
         here = [f.constant(np.full((1, 1), i + 1.0))]
@@ -168,7 +168,7 @@ def stick_breaking(f: Formula) -> Tensor:
 
 def logistic_by_differences(f: Formula) -> Tensor:
     """PixelCNN++: the logarithm of a difference of two sigmoids, by softplus."""
-    x = f.given(f.draw.integers(1, 255, (32, 8)).astype(np.float32) / 127.5 - 1.0)
+    x = f.input(f.draw.integers(1, 255, (32, 8)).astype(np.float32) / 127.5 - 1.0)
     scale = scores(f, 32, 8).exp() * f.number(1, 30)
     upper, lower = ((x - scores(f, 32, 8, 0.3) + s / 255.0) * scale for s in (1.0, -1.0))
     return (1.0 - (-(scale / 127.5)).exp()).log() - upper.softplus() - lower.softplus() + upper
@@ -206,7 +206,7 @@ def slow_average(f: Formula) -> Tensor:
 
 
 def batch_statistics(f: Formula) -> Tensor:
-    """What running statistics of 0.99 gain by one batch."""
+    """Change of running statistics of 0.99 by one batch."""
     old, x = f.normal(1, 16, mean=f.number(0.1, 50)), f.normal(256, 16, mean=f.number(0.1, 50))
     return old * 0.99 + x.mean(0) * 0.01 - old
 
@@ -328,7 +328,7 @@ def sparse_shares(f: Formula) -> Tensor:
 
 def nucleus(f: Formula) -> Tensor:
     """Top-p: how many of the sorted probabilities add up to less."""
-    p = f.given(f.draw.dirichlet(np.full(f.size(50, 500), 0.1), 16)).sorted()
+    p = f.input(f.draw.dirichlet(np.full(f.size(50, 500), 0.1), 16)).sorted()
     return ((p.cumsum() < 0.9).real().sum() + 1.0).integer()
 
 
@@ -344,7 +344,7 @@ def by_bisection(f: Formula) -> Tensor:
 
 def unwrapped(f: Formula) -> Tensor:
     phase = np.cumsum(f.draw.uniform(0.5, 2.5, (4, 64)), -1)
-    x = f.given(np.angle(np.exp(1j * phase)))
+    x = f.input(np.angle(np.exp(1j * phase)))
     d = x.part(1, 64) - x.part(0, 63)
     return (d - (d / 6.2831853).round() * 6.2831853).cumsum()
 
@@ -370,7 +370,7 @@ def goertzel(f: Formula) -> Tensor:
 
 def levinson(f: Formula) -> Tensor:
     """Prediction errors from correlations of a smooth signal."""
-    r = f.given(0.95 ** np.arange(4).reshape(4, 1) * (1.0 + f.draw.uniform(0, 0.01, (4, 1))))
+    r = f.input(0.95 ** np.arange(4).reshape(4, 1) * (1.0 + f.draw.uniform(0, 0.01, (4, 1))))
     k1 = row(r, 1) / row(r, 0)
     e1 = row(r, 0) * (1.0 - k1 * k1)
     k2 = (row(r, 2) - k1 * row(r, 1)) / e1

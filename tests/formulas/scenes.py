@@ -101,7 +101,7 @@ def disparity_weights(f: Formula) -> Tensor:
 
 def distortion(f: Formula) -> Tensor:
     """Mip-NeRF 360: weights times distances of midpoints."""
-    t = f.given(np.sort(f.draw.uniform(2, 6, (8, 33)), -1))
+    t = f.input(np.sort(f.draw.uniform(2, 6, (8, 33)), -1))
     w = (f.normal(8, 32) @ f.weight(32, 32)).softmax()
     middle = (t.part(1, 33) + t.part(0, 32)) * 0.5
     apart = (middle.reshape(8, 32, 1) - middle.reshape(8, 1, 32)).abs()
@@ -247,35 +247,35 @@ def bearing(f: Formula) -> Tensor:
 
 def age_of_events(f: Formula) -> Tensor:
     now = 1.7e9
-    t = f.given(now - 128.0 * f.draw.integers(1, 50000, (64, 1)))
+    t = f.input(now - 128.0 * f.draw.integers(1, 50000, (64, 1)))
     return ((f.constant(np.float32(now)) - t) / 3600.0 + 1.0).log()
 
 
 def hour_of_day(f: Formula) -> Tensor:
-    t = f.given(f.draw.integers(0, 86400 * 30, (64, 1)).astype(np.float32))
+    t = f.input(f.draw.integers(0, 86400 * 30, (64, 1)).astype(np.float32))
     return t.mod(86400.0) / 3600.0
 
 
 def money(f: Formula) -> Tensor:
     """A bill less what was paid, in cents."""
-    price = f.given(np.round(f.draw.uniform(1, 500, (16, 40)), 2))
-    paid = f.given(np.round(f.formula_value(price).sum(-1, keepdims=True) + 0.37, 2))
+    price = f.input(np.round(f.draw.uniform(1, 500, (16, 40)), 2))
+    paid = f.input(np.round(f.formula_value(price).sum(-1, keepdims=True) + 0.37, 2))
     return paid - price.sum()
 
 
 def log_returns(f: Formula) -> Tensor:
-    p = f.given(f.number(1, 4000) * np.exp(np.cumsum(f.draw.normal(scale=0.01, size=(4, 128)), -1)))
+    p = f.input(f.number(1, 4000) * np.exp(np.cumsum(f.draw.normal(scale=0.01, size=(4, 128)), -1)))
     r = p.part(1, 128).log() - p.part(0, 127).log()
     return ((r - r.mean()) ** 2.0).mean().sqrt() * 15.87
 
 
 def drawdown(f: Formula) -> Tensor:
-    p = f.given(100.0 * np.exp(np.cumsum(f.draw.normal(scale=0.005, size=(4, 128)), -1)))
+    p = f.input(100.0 * np.exp(np.cumsum(f.draw.normal(scale=0.005, size=(4, 128)), -1)))
     return 1.0 - p / p.most()
 
 
 def bond(f: Formula) -> Tensor:
-    """What a hundredth of a percent more yield takes from a price."""
+    """Drop of a price by a hundredth of a percent more yield."""
     y = f.uniform(16, 1, low=0.01, high=0.08)
     t = f.constant(np.arange(1, 31, dtype=np.float32).reshape(1, 30))
     price = ((y + 1.0).log() * t * -1.0).exp().sum()
@@ -288,17 +288,17 @@ def altitude(f: Formula) -> Tensor:
 
 
 def counts_to_volts(f: Formula) -> Tensor:
-    return (f.given(f.draw.integers(1900, 2200, (64, 8)).astype(np.float32)) - 2048.0) * 0.000805
+    return (f.input(f.draw.integers(1900, 2200, (64, 8)).astype(np.float32)) - 2048.0) * 0.000805
 
 
 def digits(f: Formula) -> Tensor:
-    n = f.given(f.draw.integers(0, 100000, (64, 1)).astype(np.float32))
+    n = f.input(f.draw.integers(0, 100000, (64, 1)).astype(np.float32))
     tens = (n / 10.0).floor()
     return (n - tens * 10.0).integer()
 
 
 def congruential(f: Formula) -> Tensor:
-    x = f.given(f.draw.integers(0, 4096, (64, 1)).astype(np.float32))
+    x = f.input(f.draw.integers(0, 4096, (64, 1)).astype(np.float32))
     for _ in range(3):
         y = x * 1229.0 + 1.0
         x = y - (y / 4096.0).floor() * 4096.0

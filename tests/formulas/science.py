@@ -131,7 +131,7 @@ def finite_difference(f: Formula) -> Tensor:
 
 
 def second_difference(f: Formula) -> Tensor:
-    x = f.given(np.sin(np.linspace(0, 3, 256)).reshape(1, 256))
+    x = f.input(np.sin(np.linspace(0, 3, 256)).reshape(1, 256))
     return (x.part(2, 256) - x.part(1, 255) * 2.0 + x.part(0, 254)) * 1e4
 
 
@@ -183,7 +183,7 @@ def decibels(f: Formula) -> Tensor:
 
 
 def pre_emphasis(f: Formula) -> Tensor:
-    x = f.given(np.sin(np.linspace(0, 20, 1024)).reshape(1, 1024))
+    x = f.input(np.sin(np.linspace(0, 20, 1024)).reshape(1, 1024))
     return x.part(1, 1024) - x.part(0, 1023) * 0.97
 
 
@@ -223,12 +223,12 @@ def quantized_input(f: Formula) -> Tensor:
 
 
 def date_features(f: Formula) -> Tensor:
-    day = f.given(f.draw.integers(0, 20000, (64, 1))).real()
+    day = f.input(f.draw.integers(0, 20000, (64, 1))).real()
     return (day * (6.2831853 / 365.25)).sin() @ f.weight(1, 8)
 
 
 def hash_features(f: Formula) -> Tensor:
-    key = f.given(f.draw.integers(0, 100000, (64,))).real()
+    key = f.input(f.draw.integers(0, 100000, (64,))).real()
     bucket = key - (key / 1000.0).floor() * 1000.0
     return f.weight(1000, 8).take(bucket.integer())
 
@@ -295,7 +295,7 @@ def rounding_residue(f: Formula) -> Tensor:
 
 def ordered_positions(f: Formula) -> Tensor:
     n = f.size(300, 3000)
-    return f.given(np.ones((1, n), np.float32)).cumsum().integer()
+    return f.input(np.ones((1, n), np.float32)).cumsum().integer()
 
 
 def polynomial(f: Formula) -> Tensor:

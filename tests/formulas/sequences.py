@@ -72,7 +72,7 @@ def turning_state(f: Formula) -> Tensor:
 
 
 def steps_of_a_flow(f: Formula) -> Tensor:
-    """What many small steps add up to."""
+    """Sum of many small steps."""
     start, weight, step = dense(f, 16, 8), f.weight(8, 8), f.number(2e-3, 1e-2)
     x = start
     for _ in range(f.size(4, 12, 20)):
@@ -84,7 +84,7 @@ def steps_of_a_flow(f: Formula) -> Tensor:
 
 
 def discretized_input(f: Formula) -> Tensor:
-    step = f.given(np.exp(f.draw.uniform(math.log(1e-3), math.log(0.1), (16, 1))))
+    step = f.input(np.exp(f.draw.uniform(math.log(1e-3), math.log(0.1), (16, 1))))
     rate = f.constant(-np.arange(1, 17, dtype=np.float32))
     return ((step * rate).exp() - 1.0) / rate
 
@@ -119,7 +119,7 @@ def decay_per_channel(f: Formula) -> Tensor:
     """A running mean whose first weights vanish beside the last."""
     t = f.size(32, 128)
     place = f.arange(t).reshape(t, 1)
-    weight = dense(f, t, 8, 2.0) - place * f.given(-np.exp(f.draw.uniform(-5, 0, 8)))
+    weight = dense(f, t, 8, 2.0) - place * f.input(-np.exp(f.draw.uniform(-5, 0, 8)))
     share = (weight - weight.most(0)).exp()
     return (share * f.normal(t, 8)).cumsum(0) / share.cumsum(0)
 
@@ -146,7 +146,7 @@ def token_pairs(f: Formula, words: int = 32) -> tuple[Tensor, Tensor]:
     x, weight = f.normal(4 * t, 8), f.weight(8, words)
     other = f.formula_value(weight) + 0.01 * f.draw.standard_normal((8, words))
     label = f.below(words, 4 * t, 1)
-    policy, reference = ((x @ w).log_softmax().pick(label).reshape(4, t) for w in (weight, f.given(other)))
+    policy, reference = ((x @ w).log_softmax().pick(label).reshape(4, t) for w in (weight, f.input(other)))
     return policy, reference
 
 
@@ -240,7 +240,7 @@ def turn_of_a_gyroscope(f: Formula) -> Tensor:
 
 
 def harmonics_of_a_voice(f: Formula) -> Tensor:
-    pitch = f.given(f.draw.uniform(80, 400, (4, 1)) + f.draw.standard_normal((4, 500)))
+    pitch = f.input(f.draw.uniform(80, 400, (4, 1)) + f.draw.standard_normal((4, 500)))
     number = f.constant(np.arange(1, 9, dtype=np.float32).reshape(8, 1))
     turns = (pitch.reshape(4, 1, 500) * number / 24000.0).mod(1.0).cumsum()
     return (turns * (2 * math.pi)).sin() * 0.1
@@ -314,7 +314,7 @@ def relative_change(f: Formula) -> Tensor:
 
 
 def deviance_of_claims(f: Formula) -> Tensor:
-    y = f.given(f.draw.gamma(0.5, 200.0, (64, 1)) + 0.01)
+    y = f.input(f.draw.gamma(0.5, 200.0, (64, 1)) + 0.01)
     mean, p = near(f, y, 0.5).abs() + 0.1, f.number(1.1, 1.9)
     own = y ** (2 - p) / ((1 - p) * (2 - p)) - y * mean ** (1 - p) / (1 - p)
     return (own + mean ** (2 - p) / (2 - p)) * 2.0

@@ -10,7 +10,7 @@ from tests.formulas.geometry import column, near
 
 def rotary_at_long_context(f: Formula) -> Tensor:
     start = f.size(0, 30000, 500000)
-    position = f.given(start + np.arange(64).reshape(64, 1)).real()
+    position = f.input(start + np.arange(64).reshape(64, 1)).real()
     angle = position * f.constant((500000.0 ** (-np.arange(16) / 16)).reshape(1, 16))
     x = f.normal(64, 32) @ f.weight(32, 32)
     a, b = x.part(0, 16), x.part(16, 32)
@@ -78,7 +78,7 @@ def global_response(f: Formula) -> Tensor:
 
 
 def burgers_residual(f: Formula) -> Tensor:
-    u = f.given(np.sin(np.linspace(0, 6.28, 128)).reshape(1, 128))
+    u = f.input(np.sin(np.linspace(0, 6.28, 128)).reshape(1, 128))
     middle, right, left = u.part(1, 127), u.part(2, 128), u.part(0, 126)
     first, second = (right - left) * 10.0, (right - middle * 2.0 + left) * 400.0
     return middle * first - second * 0.01
@@ -86,7 +86,7 @@ def burgers_residual(f: Formula) -> Tensor:
 
 def laplacian_by_sums(f: Formula) -> Tensor:
     grid = np.sin(np.linspace(0, 3, 32)).reshape(32, 1) * np.cos(np.linspace(0, 3, 32)).reshape(1, 32)
-    u = f.given(grid + 2.0)
+    u = f.input(grid + 2.0)
     sides = u.part(0, 30, 0).part(1, 31) + u.part(2, 32, 0).part(1, 31)
     sides = sides + u.part(1, 31, 0).part(0, 30) + u.part(1, 31, 0).part(2, 32)
     return sides - u.part(1, 31, 0).part(1, 31) * 4.0
@@ -96,11 +96,11 @@ def laplacian_by_product(f: Formula) -> Tensor:
     """A stencil as a matrix."""
     n = 64
     stencil = np.eye(n, k=1) + np.eye(n, k=-1) - 2 * np.eye(n)
-    return f.given(np.sin(np.linspace(0, 3, n)).reshape(1, n) + 5.0) @ f.constant(stencil[:, 1:-1])
+    return f.input(np.sin(np.linspace(0, 3, n)).reshape(1, n) + 5.0) @ f.constant(stencil[:, 1:-1])
 
 
 def runge_kutta(f: Formula) -> Tensor:
-    """What a small step of an oscillator changes."""
+    """Change of an oscillator in a small step."""
     x, h = f.normal(32, 1, mean=3.0), 0.01
     a = x * -1.0
     b = (x + a * (h / 2)) * -1.0
@@ -148,7 +148,7 @@ def total_energy(f: Formula) -> Tensor:
     """A large kinetic and a large potential energy whose sum is small."""
     v = f.normal(64, 256)
     kinetic = (v * v).sum() * 0.5
-    return kinetic + f.given(-f.formula_value(kinetic) + f.draw.standard_normal((64, 1)))
+    return kinetic + f.input(-f.formula_value(kinetic) + f.draw.standard_normal((64, 1)))
 
 
 def logistic_growth(f: Formula) -> Tensor:
@@ -163,7 +163,7 @@ def real_spectrum(f: Formula) -> Tensor:
     """A Fourier transform as two products, its power in decibels."""
     n = f.size(64, 256)
     turn = 2 * np.pi * np.outer(np.arange(n), np.arange(n // 2)) / n
-    x = f.given(np.sin(np.arange(n) * 0.3).reshape(1, n) + 1e-2 * f.draw.standard_normal((4, n)))
+    x = f.input(np.sin(np.arange(n) * 0.3).reshape(1, n) + 1e-2 * f.draw.standard_normal((4, n)))
     re, im = x @ f.constant(np.cos(turn)), x @ f.constant(-np.sin(turn))
     return (re * re + im * im + 1e-8).log() * 4.3429448
 
@@ -227,7 +227,7 @@ def similarity_of_images(f: Formula) -> Tensor:
 
 def total_variation(f: Formula) -> Tensor:
     n = 64
-    image = f.given(np.cumsum(f.draw.normal(scale=0.3, size=(n, n)), -1) + 120.0)
+    image = f.input(np.cumsum(f.draw.normal(scale=0.3, size=(n, n)), -1) + 120.0)
     return (image.part(1, n) - image.part(0, n - 1)).abs().mean(None)
 
 
@@ -254,8 +254,8 @@ def luminance_in_lab(f: Formula) -> Tensor:
 
 def motion(f: Formula) -> Tensor:
     """A frame less the one before, in levels of 8 bits."""
-    x = f.given(f.draw.integers(0, 256, (16, 64)).astype(np.float32))
-    y = f.given(f.formula_value(x) + f.draw.integers(-2, 3, (16, 64)))
+    x = f.input(f.draw.integers(0, 256, (16, 64)).astype(np.float32))
+    y = f.input(f.formula_value(x) + f.draw.integers(-2, 3, (16, 64)))
     return (x - y) @ f.weight(64, 8)
 
 
@@ -271,13 +271,13 @@ def f1(f: Formula) -> Tensor:
 
 def matthews(f: Formula) -> Tensor:
     a, b, c, d = (float(f.draw.integers(200, 3000)) for _ in range(4))
-    hits, misses = f.given(np.array([[a, b]])), f.given(np.array([[c, d]]))
+    hits, misses = f.input(np.array([[a, b]])), f.input(np.array([[c, d]]))
     tp, tn, fp, fn = column(hits, 0), column(hits, 1), column(misses, 0), column(misses, 1)
     return (tp * tn - fp * fn) / ((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)).sqrt()
 
 
 def kappa(f: Formula) -> Tensor:
-    m = f.given(f.draw.integers(0, 50, (5, 5)).astype(np.float32) + np.eye(5) * 400)
+    m = f.input(f.draw.integers(0, 50, (5, 5)).astype(np.float32) + np.eye(5) * 400)
     n = m.sum(None)
     observed = (m * f.constant(np.eye(5))).sum(None) / n
     expected = (m.sum(0) * m.sum(1).transpose()).sum(None) / (n * n)
@@ -300,12 +300,12 @@ def r_squared(f: Formula) -> Tensor:
 
 def discounted_gain(f: Formula) -> Tensor:
     n = f.size(100, 3000)
-    gain = f.given(f.draw.integers(0, 5, (8, n)).astype(np.float32))
+    gain = f.input(f.draw.integers(0, 5, (8, n)).astype(np.float32))
     return ((f.constant(np.float32(2.0)) ** gain - 1.0) / ((f.arange(n) + 2.0).log() * 1.442695)).sum()
 
 
 def inverse_document_frequency(f: Formula) -> Tensor:
-    count = f.given(f.draw.integers(1, 90000, (1, 64)).astype(np.float32))
+    count = f.input(f.draw.integers(1, 90000, (1, 64)).astype(np.float32))
     return f.normal(8, 64) * ((100001.0 - count + 0.5) / (count + 0.5) + 1.0).log()
 
 

@@ -38,13 +38,13 @@ def conservative_penalty(f: Formula) -> Tensor:
 
 def normalized_advantages(f: Formula) -> Tensor:
     r = f.normal(1, 256, mean=f.number(1, 300))
-    a = r - f.given(f.formula_value(r) + 0.1 * f.draw.standard_normal((1, 256)))
+    a = r - f.input(f.formula_value(r) + 0.1 * f.draw.standard_normal((1, 256)))
     d = a - a.mean()
     return d / ((d * d).mean().sqrt() + 1e-8)
 
 
 def confidence_bound(f: Formula) -> Tensor:
-    visits = f.given(f.draw.integers(0, 5000, (16, 8)).astype(np.float32))
+    visits = f.input(f.draw.integers(0, 5000, (16, 8)).astype(np.float32))
     return f.normal(16, 8) + ((visits.sum() + 1.0).log() / (visits + 1.0)).sqrt() * 1.4
 
 
@@ -79,7 +79,7 @@ def weight_of_noise(f: Formula) -> Tensor:
 def ancestral_step(f: Formula) -> Tensor:
     """How much noise comes back between two levels that are close."""
     s = f.uniform(32, 1, low=0.1, high=10.0)
-    t = f.given(f.formula_value(s) * 0.98)
+    t = f.input(f.formula_value(s) * 0.98)
     return (t * t * (s * s - t * t) / (s * s)).sqrt() * f.normal(32, 8)
 
 
@@ -91,7 +91,7 @@ def second_order_solver(f: Formula) -> Tensor:
 
 
 def betas_of_a_cosine(f: Formula) -> Tensor:
-    t = f.given(f.draw.integers(10, 900, (32, 1)).astype(np.float32))
+    t = f.input(f.draw.integers(10, 900, (32, 1)).astype(np.float32))
 
     def bar(u: Tensor) -> Tensor:
         c = ((u / 1000.0 + 0.008) * 1.5583344).cos()
@@ -107,23 +107,23 @@ def clipped_signal_to_noise(f: Formula) -> Tensor:
 
 
 def decay_by_step(f: Formula) -> Tensor:
-    """What an average keeps, less one: (1 + t) / (10 + t) - 1."""
-    t = f.given(f.draw.integers(1, 100000, (32, 1)).astype(np.float32))
+    """Share that an average keeps, less one: (1 + t) / (10 + t) - 1."""
+    t = f.input(f.draw.integers(1, 100000, (32, 1)).astype(np.float32))
     return ((t + 1.0) / (t + 10.0) - 1.0) * f.normal(32, 4)
 
 
 def warm_restarts(f: Formula) -> Tensor:
-    t = f.given(f.draw.integers(0, 50000, (32, 1)).astype(np.float32))
+    t = f.input(f.draw.integers(0, 50000, (32, 1)).astype(np.float32))
     return ((t.mod(1000.0) * 0.0031415927).cos() + 1.0) * 0.5
 
 
 def polynomial_decay(f: Formula) -> Tensor:
-    t = f.given(f.draw.integers(99000, 99990, (32, 1)).astype(np.float32))
+    t = f.input(f.draw.integers(99000, 99990, (32, 1)).astype(np.float32))
     return (1.0 - t / 100000.0) ** 0.9
 
 
 def one_cycle(f: Formula) -> Tensor:
-    t = f.given(f.draw.integers(0, 30000, (32, 1)).astype(np.float32))
+    t = f.input(f.draw.integers(0, 30000, (32, 1)).astype(np.float32))
     up, down = t / 9000.0, (t - 9000.0) / 21000.0
     return up.min(1.0 - down).relu() * 0.1
 
@@ -145,7 +145,7 @@ def typical_tokens(f: Formula) -> Tensor:
 
 def least_probability(f: Formula) -> Tensor:
     """min-p: what is less than a share of the largest is left out."""
-    p = f.given(f.draw.dirichlet(np.full(100, 0.1), 16))
+    p = f.input(f.draw.dirichlet(np.full(100, 0.1), 16))
     keep = f.node("GreaterOrEqual", p, p.most() * 0.05)
     return (p * keep.real()) / (p * keep.real()).sum()
 
@@ -253,7 +253,7 @@ def centralized_gradient(f: Formula) -> Tensor:
 
 def rectified_term(f: Formula) -> Tensor:
     """RAdam: the length of an average, less what is missing."""
-    t = f.given(f.draw.integers(10, 10000, (8, 1)).astype(np.float32))
+    t = f.input(f.draw.integers(10, 10000, (8, 1)).astype(np.float32))
     power = f.constant(np.float32(0.999)) ** t
     return 1999.0 - t * power * 2.0 / (1.0 - power)
 
@@ -286,7 +286,7 @@ def batch_renormalized(f: Formula) -> Tensor:
     mean = x.mean(0)
     d = x - mean
     deviation = ((d * d).mean(0) + 1e-5).sqrt()
-    running = near(f, f.given(f.formula_value(mean)), 0.05)
+    running = near(f, f.input(f.formula_value(mean)), 0.05)
     return d / deviation * (deviation / 1.1).clip(0.33, 3.0) + ((mean - running) / 1.1).clip(-5.0, 5.0)
 
 

@@ -37,31 +37,31 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--cheap", action="store_true", help="only commands that run no graph")
     parser.add_argument("--containing", action="append", default=[], help="only commands with this text")
-    given = parser.parse_args()
-    choice = Choice(is_cheap=given.cheap, containing=tuple(given.containing))
-    sound, log = given.out / "sound", given.out / "results.jsonl"
+    options = parser.parse_args()
+    choice = Choice(is_cheap=options.cheap, containing=tuple(options.containing))
+    sound, log = options.out / "sound", options.out / "results.jsonl"
     rows = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.exists() else []
-    if not given.summary:
-        _get_ready(sound, bare=given.cheap)
+    if not options.summary:
+        _get_ready(sound, bare=options.cheap)
         with tempfile.TemporaryDirectory(dir=memory_disk()) as folder:
             work = Path(folder) / "work"
-            if given.only is not None:
-                print(try_case(given.only, sound, work, choice=choice))
+            if options.only is not None:
+                print(try_case(options.only, sound, work, choice=choice))
                 return 0
-            if given.minimize is not None:
-                print(_minimize(given.minimize, sound, work, given.out, choice))
+            if options.minimize is not None:
+                print(_minimize(options.minimize, sound, work, options.out, choice))
                 return 0
             done = {row["seed"] for row in rows}
-            until = time.monotonic() + 60 * given.minutes
+            until = time.monotonic() + 60 * options.minutes
             worker = Worker(sound, work, choice=choice)
             with log.open("a", encoding="utf-8") as file:
-                for seed in range(given.seed, given.seed + given.count):
+                for seed in range(options.seed, options.seed + options.count):
                     if seed in done or time.monotonic() > until:
                         continue
                     result = worker.try_case(seed)
                     rows.append(_row(result))
                     if result.violations:
-                        shutil.copytree(work / "run", given.out / f"case-{seed}", dirs_exist_ok=True)
+                        shutil.copytree(work / "run", options.out / f"case-{seed}", dirs_exist_ok=True)
                     file.write(json.dumps(rows[-1]) + "\n")
                     file.flush()
             worker.end()

@@ -139,9 +139,9 @@ def _enlarge(model: onnx.ModelProto, rng: random.Random) -> str:
     declared = (*graph.input, *graph.output, *graph.value_info)
     dims = [dim for value in declared for dim in value.type.tensor_type.shape.dim if dim.dim_value]
     if dims:
-        given = rng.choice(dims).dim_value
+        declared_size = rng.choice(dims).dim_value
         for dim in dims:
-            if dim.dim_value == given:
+            if dim.dim_value == declared_size:
                 dim.dim_value = size
     return f"sizes of {size}"
 

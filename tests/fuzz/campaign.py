@@ -24,7 +24,7 @@ Run = Callable[[list[str], Path], Outcome]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What came of a case."""
+    """Result of a case."""
 
     seed: int
     case: Case

@@ -1,4 +1,4 @@
-"""What no outcome may be: a bug of ours, a hang, a file lost or left behind, a stranger's words obeyed."""
+"""Violations to look for: a bug of ours, a hang, a file lost or left behind, a stranger's words obeyed."""
 
 import hashlib
 import re
@@ -22,7 +22,7 @@ _VERDICTS = "results.jsonl"  # those on one graph stay when another one is refus
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """What every file of a folder holds."""
+    """Digest of every file of a folder."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
@@ -44,29 +44,29 @@ def violations(case: Case, outcome: Outcome, before: dict[str, str], folder: Pat
     folder
         Where they are.
     """
-    found = []
+    problems = []
     if outcome.code is None:
-        found.append("hang")
+        problems.append("hang")
     elif outcome.code not in DOCUMENTED:
-        found.append(f"exit code {outcome.code}")
+        problems.append(f"exit code {outcome.code}")
     if "bug:" in outcome.err or "Traceback" in outcome.err:
-        found.append("a bug of ours")
+        problems.append("a bug of ours")
     errors = [line for line in outcome.err.splitlines() if line.startswith("error:")]
     if outcome.code in DOCUMENTED - {0} and len(errors) != 1 and "bench" not in case.command:
-        found.append(f"{len(errors)} messages")
-    found += _of_files(case, outcome, before, folder)
-    found += _of_print(case, outcome)
+        problems.append(f"{len(errors)} messages")
+    problems += _of_files(case, outcome, before, folder)
+    problems += _of_print(case, outcome)
     writes = case.words[0] in ("optimize", "apply", "keep") and "--dry-run" not in case.words
     if outcome.code == 0 and writes:
-        given = case.words[1 if case.words[0] == "optimize" else 2]
-        found += _of_model(folder / given, folder / "out.onnx")
-    return found
+        source = case.words[1 if case.words[0] == "optimize" else 2]
+        problems += _of_model(folder / source, folder / "out.onnx")
+    return problems
 
 
 def _of_files(case: Case, outcome: Outcome, before: dict[str, str], folder: Path) -> list[str]:
     after = digests(folder)
-    found = [f"{name} is lost" for name in before if name not in after and not _STORE.fullmatch(name)]
-    found += [
+    problems = [f"{name} is lost" for name in before if name not in after and not _STORE.fullmatch(name)]
+    problems += [
         f"{name} was changed"
         for name in before
         if after.get(name, before[name]) != before[name]
@@ -77,16 +77,16 @@ def _of_files(case: Case, outcome: Outcome, before: dict[str, str], folder: Path
     new = [name for name in new if not name.startswith(_CACHED)]
     # A check that fails has a report, and so has a benchmark of graphs that do not run.
     kept = OUTPUTS if outcome.code in (0, 9) else _OF_FAILURES
-    found += [f"{name} is left" for name in new if not kept.fullmatch(name)]
+    problems += [f"{name} is left" for name in new if not kept.fullmatch(name)]
     page = folder / "out.html"
-    return found + (_of_page(page.read_text(encoding="utf-8")) if page.exists() else [])
+    return problems + (_of_page(page.read_text(encoding="utf-8")) if page.exists() else [])
 
 
 _OF_FAILURES = re.compile(r"out\.(xml|json|html)|new\.jsonl")
 
 
 class _Elements(HTMLParser):
-    """What a page consists of."""
+    """Elements of a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,24 +114,26 @@ def _of_page(text: str) -> list[str]:
 
 
 def _of_print(case: Case, outcome: Outcome) -> list[str]:
-    found = []
+    problems = []
     for text in (outcome.out, outcome.err):
         raw = {c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp") and c != "\n"}
         if raw:
-            found.append(f"prints {sorted(raw)!r} raw")
+            problems.append(f"prints {sorted(raw)!r} raw")
     lines = [line for line in (outcome.out + outcome.err).splitlines() if line.lstrip().startswith("::")]
     ours = re.compile(r"::(error|warning) file=[^,:]*,title=campo-onnx [\w %]+::.*")
     wanted = "--github" in case.command
-    found += [f"prints the command {line[:40]!r}" for line in lines if not (wanted and ours.fullmatch(line))]
+    problems += [
+        f"prints the command {line[:40]!r}" for line in lines if not (wanted and ours.fullmatch(line))
+    ]
     if "##[" in outcome.out + outcome.err:
-        found.append("prints ##[")
-    return found
+        problems.append("prints ##[")
+    return problems
 
 
-def _of_model(given: Path, written: Path) -> list[str]:
+def _of_model(source: Path, written: Path) -> list[str]:
     if not written.is_file():
         return ["no output"]
-    first, second = (onnx.load(path, load_external_data=False) for path in (given, written))
+    first, second = (onnx.load(path, load_external_data=False) for path in (source, written))
 
     def interface(model: onnx.ModelProto) -> list[tuple[str, int]]:
         values = (*model.graph.input, *model.graph.output)

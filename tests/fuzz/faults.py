@@ -15,7 +15,7 @@ _READY = "CAMPO_ONNX_FAULTS"
 
 
 class Fault(IntEnum):
-    """What a call meets; numbers as in ``faults.c``."""
+    """Faults that a call meets; numbers as in ``faults.c``."""
 
     KILLED = 0
     DISK_FULL = 1

@@ -111,10 +111,10 @@ class Range:
         outcome = self._run(first=self._trap.at(event, fault))
         if not self._trap.met:
             return None
-        found = self._of_kill() if fault is Fault.KILLED else self._of_full_disk(outcome)
+        problems = self._of_kill() if fault is Fault.KILLED else self._of_full_disk(outcome)
         if fault is Fault.KILLED and outcome.code != -9:
-            found.append(f"exit code {outcome.code}")
-        return self._shot(fault.name.lower().replace("_", " "), event, outcome, found)
+            problems.append(f"exit code {outcome.code}")
+        return self._shot(fault.name.lower().replace("_", " "), event, outcome, problems)
 
     def at_random(self, number: int, rng: random.Random) -> Shot | None:
         """Kill the command at some time; None if it was done before."""
@@ -131,9 +131,9 @@ class Range:
         options.setdefault("bounds", Bounds(seconds=300))
         return run(self.command.split(), self._folder, **options)  # type: ignore[arg-type]
 
-    def _shot(self, fault: str, event: int, outcome: Outcome, found: list[str]) -> Shot:
+    def _shot(self, fault: str, event: int, outcome: Outcome, problems: list[str]) -> Shot:
         shot = Shot(
-            command=self.command, fault=fault, event=event, code=outcome.code, violations=tuple(found)
+            command=self.command, fault=fault, event=event, code=outcome.code, violations=tuple(problems)
         )
         again = self._run()
         for _ in range(_TRIES):  # on a busy machine a calibration may find nothing that can be timed
@@ -144,7 +144,7 @@ class Range:
         left = [path.name for path in self._folder.glob(".campo-onnx-*")]
         if again.code != self._code or left or {n: s for n, s in new.items() if n in self._new} != self._new:
             why = f"run once more: {again.code}, {left} left, {again.err[:200]}"
-            return Shot(**{**asdict(shot), "violations": (*found, why)})
+            return Shot(**{**asdict(shot), "violations": (*problems, why)})
         return shot
 
     def _of_kill(self) -> list[str]:
@@ -156,32 +156,34 @@ class Range:
         ]
 
     def _of_full_disk(self, outcome: Outcome) -> list[str]:
-        found = self._of_kill()
+        problems = self._of_kill()
         if outcome.code not in (self._code, 2, 5):
-            found.append(f"exit code {outcome.code}")
+            problems.append(f"exit code {outcome.code}")
         errors = [line for line in outcome.err.splitlines() if line.startswith("error:")]
         if outcome.code != self._code and len(errors) != 1:
-            found.append(f"not one message: {outcome.err[:300]}")
-        known = {*self._old, *self._new}
+            problems.append(f"not one message: {outcome.err[:300]}")
+        expected = {*self._old, *self._new}
         names = [path.name for path in self._folder.iterdir() if path.is_file()]
-        strange = [name for name in names if name not in known]
-        return found + [f"{n} is left" for n in strange if not n.startswith(("store.", "new.", "out.onnx."))]
+        strange = [name for name in names if name not in expected]
+        return problems + [
+            f"{n} is left" for n in strange if not n.startswith(("store.", "new.", "out.onnx."))
+        ]
 
 
 def shots(
-    command: str, given: argparse.Namespace, work: Path, done: set[tuple[object, ...]]
+    command: str, options: argparse.Namespace, work: Path, done: set[tuple[object, ...]]
 ) -> Iterator[Shot]:
     """Fire every shot at a command that was not fired before."""
-    rng = random.Random(f"{given.seed} {command}")
-    place = Range(command, given.out / "sound", work)
+    rng = random.Random(f"{options.seed} {command}")
+    place = Range(command, options.out / "sound", work)
     for fault in Fault:
         name = fault.name.lower().replace("_", " ")
-        for event in place.events(fault, rng, given.calls):
+        for event in place.events(fault, rng, options.calls):
             if (command, name, event) not in done and (shot := place.at(event, fault)):
                 yield shot
-    for number in range(given.random):
+    for number in range(options.random):
         if (command, AT_RANDOM, number) not in done:
-            at = random.Random(f"{given.seed} {command} {number}")
+            at = random.Random(f"{options.seed} {command} {number}")
             if shot := place.at_random(number, at):
                 yield shot
 
@@ -195,26 +197,26 @@ def main() -> int:
     parser.add_argument("--random", type=int, default=25, help="kills at random times, of each command")
     parser.add_argument("--only", help="commands that begin with this")
     parser.add_argument("--bare", action="store_true", help="without a profile and a store to begin with")
-    given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
-    start_again_with_faults("tests.fuzz.kills", given.out)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    start_again_with_faults("tests.fuzz.kills", options.out)
     prepare()
-    if not (given.out / "sound").is_dir():
-        make_folder(given.out / "sound", bare=given.bare)
-        make_old_outputs(given.out / "sound")
-    log = given.out / "kills.jsonl"
+    if not (options.out / "sound").is_dir():
+        make_folder(options.out / "sound", bare=options.bare)
+        make_old_outputs(options.out / "sound")
+    log = options.out / "kills.jsonl"
     rows = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.exists() else []
     done = {(row["command"], row["fault"], row["event"]) for row in rows}
     with tempfile.TemporaryDirectory(dir=memory_disk()) as work, log.open("a", encoding="utf-8") as file:
         for command in COMMANDS:
-            if not command.startswith(given.only or ""):
+            if not command.startswith(options.only or ""):
                 continue
-            for shot in shots(command, given, Path(work), done):
+            for shot in shots(command, options, Path(work), done):
                 rows.append(asdict(shot))
                 file.write(json.dumps(rows[-1]) + "\n")
                 file.flush()
                 if shot.violations:
-                    shutil.copytree(Path(work) / "run", given.out / f"shot-{len(rows)}", dirs_exist_ok=True)
+                    shutil.copytree(Path(work) / "run", options.out / f"shot-{len(rows)}", dirs_exist_ok=True)
                     print(shot, flush=True)
     counts = {
         "shots": len(rows),

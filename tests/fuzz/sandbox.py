@@ -27,7 +27,7 @@ _FRAMEWORKS = ("integrations", "export.torch", "export.jax", "openvino", "trial"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What a command may take.
+    """Limits of a command.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a command.
+    """Result of a command.
 
     Parameters
     ----------
@@ -74,9 +74,9 @@ def prepare() -> None:
     import cli.main
 
     for room in (campo_onnx, cli):
-        for found in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
-            if not any(f".{name}" in found.name for name in (*_FRAMEWORKS, "__main__")):
-                importlib.import_module(found.name)
+        for module in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
+            if not any(f".{name}" in module.name for name in (*_FRAMEWORKS, "__main__")):
+                importlib.import_module(module.name)
     gc.freeze()
 
 

@@ -1,4 +1,4 @@
-"""What the files of a folder say, for those who ask whether one was lost or torn."""
+"""States of the files of a folder, for those who ask whether one was lost or torn."""
 
 import hashlib
 import json
@@ -25,8 +25,8 @@ def make_old_outputs(folder: Path) -> None:
         if (array := numpy_helper.to_array(tensor)).dtype == np.float32:
             tensor.CopyFrom(numpy_helper.from_array(array + np.float32(1), tensor.name))
     onnx.save(model, folder / "old.onnx", save_as_external_data=True, location="old.bin", size_threshold=1024)
-    given = import_model(folder / "old.onnx")
-    export_model(given.model, folder / "out.onnx", folder=folder)
+    imported = import_model(folder / "old.onnx")
+    export_model(imported.model, folder / "out.onnx", folder=folder)
     for name in ("old.onnx", "old.bin"):
         (folder / name).unlink()
     for name in ("out.json", "out.xml", "out.svg", "out.html"):
@@ -37,7 +37,7 @@ def make_old_outputs(folder: Path) -> None:
 
 
 def states(folder: Path) -> dict[str, str]:
-    """What each file says; of what differs from run to run, only that it is whole."""
+    """State of each file; of what differs from run to run, only that it is whole."""
     return {
         path.name: _known_state(path)
         for path in sorted(folder.iterdir())
@@ -50,7 +50,7 @@ _known: dict[tuple[str, bytes], str] = {}
 
 
 def _known_state(path: Path) -> str:
-    """What a file says; that of the same bytes is found out once."""
+    """State of a file; that of the same bytes is worked out once."""
     if path.suffix == ".sqlite":  # others lie beside it that count
         return in_child(lambda: _store_state(path))
     key = path.name, hashlib.sha256(path.read_bytes()).digest()

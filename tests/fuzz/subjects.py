@@ -1,4 +1,4 @@
-"""What is mutated: one file of every kind that is read."""
+"""Files that are mutated: one of every kind that is read."""
 
 import shutil
 import sqlite3

@@ -1,4 +1,4 @@
-"""What no command of the program does and users of the library do: checkpoints, plans that are executed."""
+"""Commands for what only users of the library do: checkpoints, plans that are executed."""
 
 import sys
 from collections.abc import Callable

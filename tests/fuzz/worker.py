@@ -74,8 +74,8 @@ class Worker:
             self._to.flush()
             ready, _, _ = select.select([self._from], [], [], Bounds().seconds)
             if ready:
-                found: Result = pickle.load(self._from)  # from our own child
-                return found
+                result: Result = pickle.load(self._from)  # from our own child
+                return result
         except (EOFError, OSError, pickle.UnpicklingError):
             pass
         self.end()

@@ -76,7 +76,7 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def differences(old: dict[str, dict[str, Any]], new: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """What differs among the cases both have."""
+    """Differences among the cases that both have."""
     for case in old:
         if case in new and old[case] != new[case]:
             fields = (f for f in {**old[case], **new[case]} if old[case].get(f) != new[case].get(f))
@@ -91,9 +91,9 @@ def main() -> None:
     arguments = parser.parse_args()
     out, *graphs = arguments.files
     if arguments.compare:
-        found = list(differences(read(out), read(graphs[0])))
-        print("\n".join(found) or "no differences")
-        sys.exit(bool(found))
+        lines = list(differences(read(out), read(graphs[0])))
+        print("\n".join(lines) or "no differences")
+        sys.exit(bool(lines))
     done = read(out) if out.exists() else {}
     with out.open("a", encoding="utf-8") as file:
         for case, *what in cases(graphs):

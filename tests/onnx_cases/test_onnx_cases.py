@@ -40,16 +40,16 @@ def cases() -> list[tuple[str, RandomGraph, Runner | None]]:
         from onnx.backend.test.case.model import collect_testcases as of_models
         from onnx.backend.test.case.node import collect_testcases as of_nodes
 
-        made = [*of_nodes(None), *of_models()]
-    found = []
-    for case in made:
+        testcases = [*of_nodes(None), *of_models()]
+    entries = []
+    for case in testcases:
         if case.model is None:
             continue  # to be downloaded
         inputs = case.data_sets[0][0] if case.data_sets else ()
         model, feeds = sized(case.model, inputs), feeds_of(case.model, inputs)
         graph = RandomGraph(seed=0, model=model, feeds=feeds, values={})
-        found.append((case.name, graph, runner_of(graph)))
-    return found
+        entries.append((case.name, graph, runner_of(graph)))
+    return entries
 
 
 def feeds_of(model: ModelProto, inputs: Sequence[Any]) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def tensor_of(type_: TypeProto) -> TypeProto.Tensor:
 
 
 def runner_of(graph: RandomGraph) -> Runner | None:
-    """What runs a graph as it is given: ONNX Runtime, or onnx's reference, which knows every type."""
+    """Runner of a graph as it is: ONNX Runtime, or onnx's reference, which knows every type."""
     for runner in (run, evaluated):
         with suppress(Exception), np.errstate(all="ignore"):
             runner(graph.model, graph.feeds)

@@ -186,8 +186,8 @@ class Builder:
         self, fits: Callable[[Array], bool] = lambda value: True, shape: Sequence[int] | None = None
     ) -> str:
         """Pick a float tensor that fits, or make one of `shape`."""
-        found = None if self.chance(8) else self.find(fits)
-        return found if found is not None else self.source(self.shape() if shape is None else shape)
+        tensor = None if self.chance(8) else self.find(fits)
+        return tensor if tensor is not None else self.source(self.shape() if shape is None else shape)
 
     def of_rank(self, *ranks: int) -> str:
         rank = self.rng.choice(ranks)
@@ -205,10 +205,10 @@ class Builder:
     # --- nodes ---
 
     def schema(self, op_type: str, domain: str = "") -> OpSchema:
-        found = schema_of(op_type, self.opset if not domain else 1, domain)
-        if found is None:
+        schema = schema_of(op_type, self.opset if not domain else 1, domain)
+        if schema is None:
             raise RejectedError(f"{op_type} is not in opset {self.opset}")
-        return found
+        return schema
 
     def emit(
         self,
@@ -246,8 +246,8 @@ class Builder:
         """
         wanted = [True] * outputs if isinstance(outputs, int) else list(outputs)
         names = [self.name("t") if is_wanted else "" for is_wanted in wanted]
-        given = {key: value for key, value in attributes.items() if value is not None}
-        node = helper.make_node(op_type, list(inputs), names, domain=domain, **given)
+        attributes = {key: value for key, value in attributes.items() if value is not None}
+        node = helper.make_node(op_type, list(inputs), names, domain=domain, **attributes)
         if not domain:
             self.schema(op_type)
         self.add([node], [name for name in names if name], wild=wild)
@@ -261,7 +261,7 @@ class Builder:
         self.values.update(values)
         self.nodes.extend(nodes)
 
-    def _run(self, nodes: Sequence[NodeProto], made: Sequence[str]) -> dict[str, Array]:
+    def _run(self, nodes: Sequence[NodeProto], outputs: Sequence[str]) -> dict[str, Array]:
         own = {name for node in nodes for name in node.output}
         reads = dict.fromkeys(name for node in nodes for name in (*node.input, *captured(node)))
         feeds = {name: self.values[name] for name in reads if name and name not in own}
@@ -270,17 +270,17 @@ class Builder:
             list(nodes),
             "one",
             [helper.make_tensor_value_info(n, dtype_of(v), v.shape) for n, v in feeds.items()],
-            [onnx.ValueInfoProto(name=name) for name in made],
+            [onnx.ValueInfoProto(name=name) for name in outputs],
         )
         model = helper.make_model(graph, opset_imports=opset_imports, ir_version=10)
         try:
-            if _only_in_reference(nodes, feeds, made):
-                found = dict(zip(made, ReferenceEvaluator(model).run(None, feeds), strict=True))
+            if _only_in_reference(nodes, feeds, outputs):
+                results = dict(zip(outputs, ReferenceEvaluator(model).run(None, feeds), strict=True))
             else:
-                found = run(model, feeds)
+                results = run(model, feeds)
         except Exception as error:  # whatever makes it fail, the node is not part of the graph
             raise RejectedError(str(error)) from error
-        return {name: np.asarray(value) for name, value in found.items()}
+        return {name: np.asarray(value) for name, value in results.items()}
 
     def reducing(
         self, op_type: str, data: str, axes: Sequence[int] | None, outputs: int = 1, **attributes: Any
@@ -322,15 +322,15 @@ def _constant_node(builder: Builder, name: str, array: Array) -> NodeProto:
 
 def captured(node: NodeProto) -> list[str]:
     """Tensors that bodies of a node read from around it."""
-    found: list[str] = []
+    tensors: list[str] = []
     for attribute in node.attribute:
         for body in (attribute.g, *attribute.graphs):
             own = {v.name for v in body.input} | {t.name for t in body.initializer}
             for inner in body.node:
-                found += [t for t in (*inner.input, *captured(inner)) if t and t not in own]
+                tensors += [t for t in (*inner.input, *captured(inner)) if t and t not in own]
                 own.update(inner.output)
-            found += [v.name for v in body.output if v.name not in own]
-    return found
+            tensors += [v.name for v in body.output if v.name not in own]
+    return tensors
 
 
 def _refuse_out_of_bounds(values: Mapping[str, Array]) -> None:
@@ -343,9 +343,11 @@ def _refuse_out_of_bounds(values: Mapping[str, Array]) -> None:
                 raise RejectedError("out of bounds")
 
 
-def _only_in_reference(nodes: Sequence[NodeProto], feeds: Mapping[str, Array], made: Sequence[str]) -> bool:
+def _only_in_reference(
+    nodes: Sequence[NodeProto], feeds: Mapping[str, Array], outputs: Sequence[str]
+) -> bool:
     """Whether NumPy arrays of a type are read or made that ONNX Runtime does not exchange."""
     if any(dtype_of(value) not in _IN_NUMPY for value in feeds.values()):
         return True
     targets = {n.output[0]: a.i for n in nodes for a in n.attribute if n.op_type == "Cast" and a.name == "to"}
-    return any(targets.get(name, TensorProto.FLOAT) not in _IN_NUMPY for name in made)
+    return any(targets.get(name, TensorProto.FLOAT) not in _IN_NUMPY for name in outputs)

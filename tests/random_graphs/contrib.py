@@ -52,8 +52,8 @@ def multi_head(b: Builder) -> None:
         b.emit("MultiHeadAttention", [query, key, value], domain=MICROSOFT, num_heads=2)
     else:
         x = b.of_shape((1, rows, size))
-        given = [x, b.of_shape((size, 3 * size)), b.of_shape((3 * size,))]
-        b.emit("Attention", given, domain=MICROSOFT, num_heads=2)
+        inputs = [x, b.of_shape((size, 3 * size)), b.of_shape((3 * size,))]
+        b.emit("Attention", inputs, domain=MICROSOFT, num_heads=2)
 
 
 def other(b: Builder) -> None:

@@ -21,7 +21,7 @@ _ELSEWHERE = """
 @cache
 def schemas(opset: int, tensors: int) -> tuple[OpSchema, ...]:
     """Operators of an opset that need this many tensors of one float type and make one tensor."""
-    found = {}
+    by_name = {}
     for schema in onnx.defs.get_all_schemas():
         if schema.domain or schema.name in _ELSEWHERE.split() or not onnx.defs.has(schema.name, opset):
             continue
@@ -33,8 +33,8 @@ def schemas(opset: int, tensors: int) -> tuple[OpSchema, ...]:
             c.type_param_str for c in current.type_constraints if "tensor(float)" in c.allowed_type_strs
         }
         if all(f.type_str in floats for f in required):
-            found[schema.name] = current
-    return tuple(found.values())
+            by_name[schema.name] = current
+    return tuple(by_name.values())
 
 
 def attributes_of(b: Builder, schema: OpSchema, rank: int) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def attributes_of(b: Builder, schema: OpSchema, rank: int) -> dict[str, Any]:
 
 
 def _attribute(b: Builder, name: str, attribute: Any, rank: int) -> Any:
-    known = {
+    draws = {
         "alpha": lambda: b.rng.choice((0.1, 0.5, 1.0)),
         "beta": lambda: b.rng.choice((0.2, 0.75)),
         "gamma": lambda: 1.1,
@@ -81,7 +81,7 @@ def _attribute(b: Builder, name: str, attribute: Any, rank: int) -> Any:
         "max": lambda: 0.7,
         "detect_negative": lambda: b.rng.randrange(2),
     }
-    return known[name]() if name in known else None
+    return draws[name]() if name in draws else None
 
 
 def one(b: Builder) -> None:

@@ -121,10 +121,10 @@ def random_graph(seed: int, most_nodes: int = 16) -> RandomGraph:
 def _finished(b: Builder) -> ModelProto:
     """Choose outputs, drop what no output needs, and add what graphs of the world have on top."""
     read = {t for node in b.nodes for t in (*node.input, *captured(node))}
-    made = [t for node in b.nodes for t in node.output if t in b.values]
-    if not made:
+    tensors = [t for node in b.nodes for t in node.output if t in b.values]
+    if not tensors:
         raise RejectedError("nothing was added")
-    outputs = _outputs(b, made, read)
+    outputs = _outputs(b, tensors, read)
     nodes = _needed(b.nodes, outputs) if b.chance(1.2) else b.nodes
     functions = []
     if b.opset >= 15 and b.chance(6):
@@ -143,8 +143,8 @@ def _finished(b: Builder) -> ModelProto:
         [numpy_helper.from_array(b[name], name) for name in weights],
     )
     if b.chance(3):
-        known = [t for node in nodes for t in node.output if t in b.values and t not in outputs]
-        graph.value_info.extend(b.value_info(t) for t in known)
+        inner = [t for node in nodes for t in node.output if t in b.values and t not in outputs]
+        graph.value_info.extend(b.value_info(t) for t in inner)
     imports = [helper.make_opsetid(b.rng.choice(("", "ai.onnx")) if not functions else "", b.opset)]
     imports.append(helper.make_opsetid("com.microsoft", 1))
     if functions:
@@ -161,9 +161,9 @@ def _finished(b: Builder) -> ModelProto:
     return model
 
 
-def _outputs(b: Builder, made: Iterable[str], read: set[str]) -> list[str]:
-    """What leaves the graph: what nobody reads, and some of what somebody does."""
-    may = [t for t in made if dtype_of(b[t]) in _MAY_LEAVE]
+def _outputs(b: Builder, tensors: Iterable[str], read: set[str]) -> list[str]:
+    """Outputs of the graph: tensors that nobody reads, and some that somebody does."""
+    may = [t for t in tensors if dtype_of(b[t]) in _MAY_LEAVE]
     outputs = [t for t in may if t not in read or b.chance(8)]
     if not b.chance(10):
         outputs = outputs[-8:]

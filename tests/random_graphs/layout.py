@@ -1,4 +1,4 @@
-"""What moves data: shapes, slices, gathers and scatters, sequences."""
+"""Operators that move data: shapes, slices, gathers and scatters, sequences."""
 
 import numpy as np
 from onnx import helper
@@ -114,8 +114,8 @@ def scatter(b: Builder) -> None:
     if b.chance(2):
         rows = [[b.rng.randrange(shape[0])] for _ in range(2)]
         reduction = b.rng.choice((None, "add")) if b.opset >= 16 else None
-        given = [x, b.constant(rows, np.int64), b.of_shape((2, *shape[1:]))]
-        b.emit("ScatterND", given, reduction=reduction)
+        inputs = [x, b.constant(rows, np.int64), b.of_shape((2, *shape[1:]))]
+        b.emit("ScatterND", inputs, reduction=reduction)
         return
     axis = b.rng.randrange(len(shape))
     index = b.constant(b.numpy().integers(0, shape[axis], shape), np.int64)

@@ -98,7 +98,7 @@ def recurrent(b: Builder) -> None:
     gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[op_type]
     direction = b.rng.choice((None, "reverse", "bidirectional"))
     ways = 2 if direction == "bidirectional" else 1
-    given = [
+    operands = [
         x,
         b.of_shape((ways, gates * hidden, inputs)),
         b.of_shape((ways, gates * hidden, hidden)),
@@ -109,13 +109,13 @@ def recurrent(b: Builder) -> None:
     states = 2
     if op_type == "LSTM":
         states = 3
-        given.append(b.of_shape((ways, batch, hidden)) if b.chance(2) else "")
-        given.append(b.of_shape((ways, 3 * hidden)) if b.chance(3) else "")
-    while not given[-1]:
-        given.pop()
+        operands.append(b.of_shape((ways, batch, hidden)) if b.chance(2) else "")
+        operands.append(b.of_shape((ways, 3 * hidden)) if b.chance(3) else "")
+    while not operands[-1]:
+        operands.pop()
     wanted = [b.chance(2) for _ in range(states)]
     wanted[b.rng.randrange(states)] = True
-    b.emit_all(op_type, given, wanted, hidden_size=hidden, direction=direction)
+    b.emit_all(op_type, operands, wanted, hidden_size=hidden, direction=direction)
 
 
 def attention(b: Builder) -> None:

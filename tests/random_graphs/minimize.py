@@ -68,7 +68,7 @@ def _unread(nodes: list[NodeProto], graph: RandomGraph) -> list[str]:
 
 
 def _reduced(graph: RandomGraph, nodes: list[NodeProto], outputs: list[str]) -> RandomGraph | None:
-    given = graph.model.graph
+    original = graph.model.graph
     values = graph.values
     wanted = set(outputs)
     kept = []
@@ -76,9 +76,9 @@ def _reduced(graph: RandomGraph, nodes: list[NodeProto], outputs: list[str]) -> 
         if wanted.intersection(node.output):
             kept.append(node)
             wanted.update(t for t in (*node.input, *captured(node)) if t)
-    made = {t for node in kept for t in node.output}
-    stored = {tensor.name for tensor in given.initializer}
-    missing = sorted(t for t in wanted if t not in made and t not in stored)
+    computed = {t for node in kept for t in node.output}
+    stored = {tensor.name for tensor in original.initializer}
+    missing = sorted(t for t in wanted if t not in computed and t not in stored)
     if not kept or any(
         t not in values or dtype_of(values[t]) not in _MAY_BE_INPUT for t in (*missing, *outputs)
     ):
@@ -89,7 +89,7 @@ def _reduced(graph: RandomGraph, nodes: list[NodeProto], outputs: list[str]) -> 
     model.CopyFrom(graph.model)
     del model.graph.node[:], model.graph.input[:], model.graph.output[:], model.graph.value_info[:]
     model.graph.node.extend(kept[::-1])
-    also_inputs = [v for v in given.input if v.name in stored and v.name in wanted]
+    also_inputs = [v for v in original.input if v.name in stored and v.name in wanted]
     model.graph.input.extend([*(_info(t, values[t]) for t in missing), *also_inputs])
     model.graph.output.extend(_info(t, values[t]) for t in outputs)
     weights = [tensor for tensor in model.graph.initializer if tensor.name in wanted]

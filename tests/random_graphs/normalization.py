@@ -22,14 +22,14 @@ def batch(b: Builder) -> None:
     c = b[x].shape[1]
     scale, bias, mean = (b.of_shape((c,)) for _ in range(3))
     variance = b.constant(np.abs(b.data((c,))) + 0.5)
-    given = [x, scale, bias, mean, variance]
+    inputs = [x, scale, bias, mean, variance]
     if b.opset >= 14 and b.chance(3):
         # ONNX Runtime's CPU provider crashes where a statistic is left out, and writes into the given ones.
         statistics = [b.constant(b[mean] + 0.25), b.constant(b[variance] + 0.25)]
         b.private.update(statistics)
-        b.emit_all("BatchNormalization", [*given[:3], *statistics], 3, training_mode=1)
+        b.emit_all("BatchNormalization", [*inputs[:3], *statistics], 3, training_mode=1)
     else:
-        b.emit("BatchNormalization", given, epsilon=b.rng.choice((None, 1e-3)))
+        b.emit("BatchNormalization", inputs, epsilon=b.rng.choice((None, 1e-3)))
 
 
 def layer(b: Builder) -> None:
@@ -68,8 +68,8 @@ def simplified(b: Builder) -> None:
         b.emit("SkipSimplifiedLayerNormalization", [x, skip, scale], domain="com.microsoft", epsilon=1e-3)
     else:
         skip, bias = b.of_shape(b[x].shape), b.of_shape(b[x].shape[-1:])
-        given = [x, skip, scale, bias]
-        b.emit("SkipLayerNormalization", given, domain="com.microsoft", epsilon=1e-3)
+        inputs = [x, skip, scale, bias]
+        b.emit("SkipLayerNormalization", inputs, domain="com.microsoft", epsilon=1e-3)
 
 
 def in_pieces(b: Builder) -> None:

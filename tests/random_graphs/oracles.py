@@ -1,4 +1,4 @@
-"""What must hold of every optimized graph, whatever the graph, the strategy and the costs."""
+"""Properties of every optimized graph, whatever the graph, the strategy and the costs."""
 
 import itertools
 import random
@@ -168,10 +168,10 @@ def _valid(graph: RandomGraph, result: Optimized) -> None:
     for field in ("input", "output"):
         if list(getattr(result.imported.model.graph, field)) != list(getattr(result.model.graph, field)):
             raise OracleError("interface", field)
-    given, written = graph.model.graph, result.model.graph
-    if [v.name for v in given.input] != [v.name for v in written.input]:
+    original, written = graph.model.graph, result.model.graph
+    if [v.name for v in original.input] != [v.name for v in written.input]:
         raise OracleError("interface", "input names")
-    if list(given.output) != list(written.output):
+    if list(original.output) != list(written.output):
         raise OracleError("interface", "outputs")
 
 

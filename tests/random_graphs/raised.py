@@ -27,29 +27,29 @@ class OracleError(AssertionError):
 
 
 def gist(text: str) -> str:
-    """What a message says, without names and numbers."""
+    """A message without names and numbers."""
     return re.sub(r"'[^']*'|[\d.]+|\(.*?\)", "_", " ".join(text.split()))[:110]
 
 
 def same_in_fp32(graph: RandomGraph, result: Optimized, run: Runner) -> None:
     """With every low type turned back into FP32, both graphs compute the same to the bit."""
-    given, written = raised(graph.model), raised(result.model, result.imported)
+    original, written = raised(graph.model), raised(result.model, result.imported)
     feeds = {name: wide(value) for name, value in graph.feeds.items()}
     try:
-        expected = run(given, feeds)
+        expected = run(original, feeds)
     except Exception:
         return  # what the graph computes in low precision has no FP32 kernel
     try:
-        found = run(written, feeds)
+        actual = run(written, feeds)
     except Exception as error:
         raise OracleError("does not run in FP32", gist(str(error))) from error
     for name, value in expected.items():
         if not isinstance(value, np.ndarray) or np.array_equal(
-            value, found[name], equal_nan=value.dtype.kind == "f"
+            value, actual[name], equal_nan=value.dtype.kind == "f"
         ):
             continue
         # A padded product adds up zeros as well, in another order.
-        if not result.plan.pads or not np.allclose(value, found[name], rtol=1e-4, atol=1e-4, equal_nan=True):
+        if not result.plan.pads or not np.allclose(value, actual[name], rtol=1e-4, atol=1e-4, equal_nan=True):
             raise OracleError("other values in FP32", name)
 
 
@@ -76,10 +76,10 @@ def raised(model: ModelProto, imported: Imported | None = None) -> ModelProto:
     for function in copy.functions:
         _raise_nodes(function.node)
     if imported is not None:
-        given = {tensor.name for tensor in imported.model.graph.initializer}
+        stored = {tensor.name for tensor in imported.model.graph.initializer}
         for tensor in copy.graph.initializer:
             source = re.sub(r"_(fp16|bf16)(_\d+)?(_padded(_\d+)?)?$", "", tensor.name)
-            if tensor.name not in given and source in imported.constants:
+            if tensor.name not in stored and source in imported.constants:
                 exact = numpy_helper.to_array(imported.constants[source])
                 ends = [(0, long - size) for long, size in zip(tensor.dims, exact.shape, strict=True)]
                 longer = np.pad(exact, ends) if ends else exact
@@ -87,8 +87,8 @@ def raised(model: ModelProto, imported: Imported | None = None) -> ModelProto:
     return copy
 
 
-def _restore_fills(graph: GraphProto, given: GraphProto) -> None:
-    fills = {node.name: node for node in given.node if node.op_type == "ConstantOfShape"}
+def _restore_fills(graph: GraphProto, original: GraphProto) -> None:
+    fills = {node.name: node for node in original.node if node.op_type == "ConstantOfShape"}
     for node in graph.node:
         if node.name in fills:
             del node.attribute[:]

@@ -28,21 +28,21 @@ def within_reach(graph: RandomGraph, result: Optimized, run: Runner) -> None:
     part in, have none: to lose one is wrong, however small a part it is of the number.
     """
     low = result.plan.low
-    given = raised(graph.model)
+    original = raised(graph.model)
     feeds = {name: wide(value) for name, value in graph.feeds.items()}
     try:
-        expected = run(given, feeds)
+        expected = run(original, feeds)
         mixed_before = run(raised_interface(emulate(graph.model)), feeds)
-        found = run(raised_interface(emulate(result.model)), feeds)
+        mixed_after = run(raised_interface(emulate(result.model)), feeds)
         with_noise = _noise_on_low_tensors(result, feeds, low, run)
     except UnsupportedModelError:
         return
     except Exception:
         return  # a graph that was low in parts has kernels for that alone
-    data = _data(given)
+    data = _data(original)
     # Rounding makes some of what is compared equal, which noise does not.
     unstable = data & _downstream(
-        given.graph, {n.output[0] for n in given.graph.node if n.op_type == "Equal"}
+        original.graph, {n.output[0] for n in original.graph.node if n.op_type == "Equal"}
     )
     for runs in (_RUNS, _MANY_RUNS):
         try:
@@ -50,7 +50,7 @@ def within_reach(graph: RandomGraph, result: Optimized, run: Runner) -> None:
         except Exception:
             return  # sizes depend on data, and noise of one size meets a tensor of another
         try:
-            _compare(expected, mixed_before, found, noisy, data, unstable)
+            _compare(expected, mixed_before, mixed_after, noisy, data, unstable)
         except OracleError:
             # Noise may have missed a step that rounding takes: of a quantization, or a comparison.
             if runs == _MANY_RUNS:
@@ -60,11 +60,16 @@ def within_reach(graph: RandomGraph, result: Optimized, run: Runner) -> None:
 
 
 def _compare(
-    expected: Feeds, mixed_before: Feeds, found: Feeds, noisy: list[Feeds], data: set[str], unstable: set[str]
+    expected: Feeds,
+    mixed_before: Feeds,
+    mixed_after: Feeds,
+    noisy: list[Feeds],
+    data: set[str],
+    unstable: set[str],
 ) -> None:
     for name, value in expected.items():
         others = [outcome[name] for outcome in noisy]
-        actual = found[name]
+        actual = mixed_after[name]
         if not isinstance(value, np.ndarray) or name in unstable:
             continue  # a sequence, or as above
         if actual.shape != value.shape or any(other.shape != value.shape for other in others):
@@ -142,16 +147,16 @@ def _counted(model: ModelProto, dtypes: Mapping[str, int]) -> set[str]:
 
 
 def _downstream(graph: GraphProto, tensors: set[str]) -> set[str]:
-    found = set(tensors)
+    reached = set(tensors)
     is_growing = True
     while is_growing:  # nodes may stand in any order
-        before = len(found)
+        before = len(reached)
         for node in graph.node:
             reads_values = node.op_type not in ("Shape", "Size")
-            if reads_values and found.intersection((*node.input, *captured(node))):
-                found.update(node.output)
-        is_growing = len(found) > before
-    return found
+            if reads_values and reached.intersection((*node.input, *captured(node))):
+                reached.update(node.output)
+        is_growing = len(reached) > before
+    return reached
 
 
 def _with_noise(

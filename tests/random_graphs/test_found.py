@@ -1,4 +1,4 @@
-"""What random graphs found, made small: each broke an oracle once."""
+"""Random graphs that broke an oracle once, made small."""
 
 import numpy as np
 import onnx

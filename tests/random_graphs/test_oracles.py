@@ -27,7 +27,7 @@ LAYER = """g (float[8,8] x, float[8,8] w) => (float[8,8] y) {
 def fed(model_text):
     """A graph with data for its inputs."""
 
-    def made(text, **feeds):
+    def fed_graph(text, **feeds):
         model = model_text(text)
         chance = np.random.default_rng(0)
         for value in model.graph.input:
@@ -35,7 +35,7 @@ def fed(model_text):
             feeds.setdefault(value.name, chance.standard_normal(shape).astype(np.float32))
         return RandomGraph(seed=0, model=model, feeds=feeds, values={})
 
-    return made
+    return fed_graph
 
 
 def with_other_sides(result):

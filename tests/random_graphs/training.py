@@ -1,4 +1,4 @@
-"""What training graphs are made of: gradients, losses, masks, norms and updates."""
+"""Parts of training graphs: gradients, losses, masks, norms and updates."""
 
 import numpy as np
 

@@ -55,15 +55,15 @@ def main() -> None:
         row = row_of(args.only, verbose=True)
         print(row.pop("trace", ""), json.dumps(row, indent=1))
         return
-    known = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
-    done = {row["seed"] for row in known}
+    rows = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
+    done = {row["seed"] for row in rows}
     with args.out.open("a") as file:
         for seed in range(args.seed, args.seed + args.count):
             if seed not in done:
                 began = time.process_time()
                 row = row_of(seed)
                 row["cpu_s"] = round(time.process_time() - began, 2)
-                known.append(row)
+                rows.append(row)
                 print(json.dumps(row), file=file, flush=True)
                 if "wrong" in row:
                     print(seed, row["wrong"], flush=True)
@@ -73,7 +73,7 @@ def main() -> None:
         else "torch cannot train it"
         if "not_drawn" in row
         else outcome.split(":")[0]
-        for row in known
+        for row in rows
         for outcome in row.get("outcomes", {"": ""}).values()
     )
     print(dict(counts))

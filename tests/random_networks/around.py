@@ -1,4 +1,4 @@
-"""What forward does around a layer: in-place operations, parts without a gradient, buffers, checkpoints."""
+"""Code of forward around a layer: in-place operations, parts without a gradient, buffers, checkpoints."""
 
 from collections.abc import Callable
 from typing import Any

@@ -125,11 +125,11 @@ def _in_session(model: onnx.ModelProto, feeds: Arrays) -> Arrays:
     after = session.state()
     if any(not np.array_equal(after[n], value) for n, value in state.items() if n.startswith("param.")):
         raise WrongError("a step of length 0 changed weights")
-    found = {n: np.array(value) for n, value in session.shared().items() if n.startswith("grad.")}
-    found |= {
+    values = {n: np.array(value) for n, value in session.shared().items() if n.startswith("grad.")}
+    values |= {
         f"buf_out.{n.removeprefix('buf.')}": value for n, value in after.items() if n.startswith("buf.")
     }
-    return found | dict(result.metrics)
+    return values | dict(result.metrics)
 
 
 def _as_on_gpu(model: onnx.ModelProto, feeds: Arrays) -> Arrays:
@@ -149,10 +149,10 @@ RUNS: Mapping[str, Callable[[onnx.ModelProto, Arrays], Arrays]] = {
 
 def _feeds(model: onnx.ModelProto, module: torch.nn.Module, batch: list[Any]) -> Arrays:
     names = [value.name for value in model.graph.input]
-    given = {f"param.{n}": p for n, p in module.named_parameters()}
-    given |= {f"buf.{n}": b for n, b in module.named_buffers()}
-    given |= dict(zip([n for n in names if n.startswith(("input.", "target."))], batch, strict=True))
-    return {name: given[name].detach().numpy().copy() for name in names}
+    tensors = {f"param.{n}": p for n, p in module.named_parameters()}
+    tensors |= {f"buf.{n}": b for n, b in module.named_buffers()}
+    tensors |= dict(zip([n for n in names if n.startswith(("input.", "target."))], batch, strict=True))
+    return {name: tensors[name].detach().numpy().copy() for name in names}
 
 
 def _with_masks(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
@@ -209,13 +209,13 @@ class _Rounding(TorchDispatchMode):
     """Moves each number that an operation computes by as much as FP32 might round it, at random."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if func in _SUMS and made.is_floating_point():  # what cancels out was rounded while it was large
+        result = func(*args, **(kwargs or {}))
+        if func in _SUMS and result.is_floating_point():  # what cancels out was rounded while it was large
             terms = func(args[0].abs(), *args[1:], **(kwargs or {}))
-            return made + terms * _ROUNDING * (2 * torch.rand_like(made) - 1)
+            return result + terms * _ROUNDING * (2 * torch.rand_like(result) - 1)
         if any(each.alias_info is not None for each in func._schema.returns):
-            return made
-        return tree_map_only(torch.Tensor, self._moved, made)
+            return result
+        return tree_map_only(torch.Tensor, self._moved, result)
 
     def _moved(self, x: Any) -> Any:
         return x * (1 + _ROUNDING * (2 * torch.rand_like(x) - 1)) if x.is_floating_point() else x
@@ -237,14 +237,14 @@ def _trained(
             value.backward()
     except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError) as error:
         raise NotDrawnError(str(error)) from None
-    found = {"loss": value}
+    outputs = {"loss": value}
     for name, parameter in module.named_parameters():
         if parameter.grad is not None:
-            found[f"grad.{name}"] = parameter.grad.to_dense()
+            outputs[f"grad.{name}"] = parameter.grad.to_dense()
     for name, buffer in module.named_buffers():
         if not torch.equal(buffer, before[name]):
-            found[f"buf_out.{name}"] = buffer
-    arrays = {n: t.detach().numpy() for n, t in found.items()}
+            outputs[f"buf_out.{name}"] = buffer
+    arrays = {n: t.detach().numpy() for n, t in outputs.items()}
     if not rounds and not all(np.isfinite(array).all() for array in arrays.values()):
         raise NotDrawnError("not finite")
     return arrays
@@ -262,14 +262,14 @@ def _difference(
         [_NO_GRADIENT, *(np.abs(a).max(initial=0) for n, a in exact.items() if n.startswith("grad."))]
     )
 
-    def distance(name: str, found: NDArray[Any]) -> float:
+    def distance(name: str, array: NDArray[Any]) -> float:
         expected = exact[name]
         scale = np.abs(expected).max(initial=0)
         if name.startswith("grad.") and scale < TOLERANCE * largest:
             scale = largest  # nothing but rounding: what a softmax does not see, say
-        return float(np.abs(found.astype(np.float64) - expected).max(initial=0) / (scale or 1.0))
+        return float(np.abs(array.astype(np.float64) - expected).max(initial=0) / (scale or 1.0))
 
-    far = {n: d for n, found in actual.items() if n in exact and not (d := distance(n, found)) <= tolerance}
+    far = {n: d for n, array in actual.items() if n in exact and not (d := distance(n, array)) <= tolerance}
     if not far:
         return None
     others = [_trained(network, torch.float32, inputs, goals, masks)]
@@ -284,10 +284,10 @@ def _difference(
 def _shapes(actual: Arrays, exact: Arrays) -> str | None:
     if missing := exact.keys() - actual.keys():
         return f"lacks {sorted(missing)}"
-    for name, found in actual.items():
-        if name in exact and found.shape != exact[name].shape:
-            return f"{name} has shape {found.shape}, torch {exact[name].shape}"
+    for name, array in actual.items():
+        if name in exact and array.shape != exact[name].shape:
+            return f"{name} has shape {array.shape}, torch {exact[name].shape}"
         # A buffer may be written with what it was.
-        if name not in exact and not name.startswith("buf_out.") and np.abs(found).max(initial=0) > 0:
+        if name not in exact and not name.startswith("buf_out.") and np.abs(array).max(initial=0) > 0:
             return f"{name} is not zero, and torch has no such gradient"
     return None

@@ -144,11 +144,11 @@ class Cells(nn.Module):
 
     def forward(self, x: Any) -> Any:
         """Run it over the positions."""
-        state, made = None, []
+        state, outputs = None, []
         for t in range(x.shape[1]):
             state = self.cell(x[:, t], state)
-            made.append(state)
-        return torch.stack(made, 1)
+            outputs.append(state)
+        return torch.stack(outputs, 1)
 
 
 def _linear(dice: Dice, shape: Shape) -> nn.Module:
