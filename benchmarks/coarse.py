@@ -51,10 +51,10 @@ PAPER = {
     "v100": {"over_tf_amp": (0.209, 0.234), "fewer_casts": (0.277, 0.313)},
     "rtx2080ti": {"over_tf_amp": (0.208, 0.245), "fewer_casts": (0.277, 0.313)},
 }
-"""What the paper reports (sections 7.2 and 7.3): mean and most; its Casts are those of both GPUs."""
+"""Results of the paper (sections 7.2 and 7.3): mean and most; its Casts are those of both GPUs."""
 
 SWEEP_US = (50.0, 100.0, 250.0)
-"""What a node, and with it a Cast, is assumed to cost at least in three further cases."""
+"""Lowest time of a node, and with it of a Cast, in three further cases."""
 
 COSTS = ("ours", "table1", "slow", "whole_call")
 

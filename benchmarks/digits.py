@@ -87,7 +87,7 @@ SMALL_RUNS = {
     "campo unscaled": replace(STRATEGIES["campo"], scaling=NO_SCALING),
     "campo": STRATEGIES["campo"],
 }
-"""What the case that needs loss scaling is trained with."""
+"""Ways to train the case that needs loss scaling."""
 
 FORMATS = {
     "bf16": How(title="BF16", low=Precision.BF16, scaling=NO_SCALING),

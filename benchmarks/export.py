@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 THREADS = 2
 TARGETS = {"standard": None, "cpu": "cpu", "cuda": "v100"}
-"""What a step is lowered for, by what the page calls it: nothing, a CPU or a GPU."""
+"""Target that a step is lowered for, by its name on the page: none, a CPU or a GPU."""
 
 SECONDS = {"export": 8, "stock": 24}
 
 PRODUCT, IMAGES, CONVOLUTION = "product", "product per image", "convolution"
-"""What the gradient of a convolution's weight is, in the file."""
+"""Forms of the gradient of a convolution's weight in the file."""
 
 _PRODUCTS = frozenset({"Gemm", "MatMul", "FusedMatMul"})
 

@@ -29,7 +29,7 @@ GRACE_S = 15.0
 """How long a step may go on after the end of a call: some work cannot be interrupted."""
 
 AGAIN = 3
-"""What a worker exits with that must not go on after an unexpected failure, and is to be started anew."""
+"""Exit code of a worker that must not go on after an unexpected failure, and is to be started anew."""
 
 _MARK = ".running"
 _POLL_S = 0.1

@@ -46,7 +46,7 @@ FEWEST = 250
 """Samples below which an operator is left out."""
 
 PAPER = {"regression": PAPER_ACCURACY, "perceptron": 0.71, "general": 0.43}
-"""What the paper reports (section 4.2.2)."""
+"""Results of the paper (section 4.2.2)."""
 
 LINES, NETWORKS = (IN_USE, *LINEAR), (MLP, MLP_LOG)
 MODELS = (*LINES, *NETWORKS)

@@ -18,14 +18,14 @@ from benchmarks.zoo import TITLES
 from campo_onnx import target
 
 DEVICES = ("rtx2080ti", "v100", "h200")
-"""What is predicted for: the paper's two GPUs and one of today."""
+"""Devices of the predictions: the paper's two GPUs and one of today."""
 
 PROVIDERS = ("cuda", "cpu")
 VARIANTS = ("full", "full-rtx2080ti", "small")
 
 _KIND = 50
 _PARTICULARS = re.compile(r"'[^']*'|\([^()]*\)|\[\w+\]|\d+")
-"""What differs between errors of a kind: names, places, numbers."""
+"""Names, places and numbers: they differ between errors of a kind."""
 
 Data = dict[str, Any]
 

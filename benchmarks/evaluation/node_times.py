@@ -24,7 +24,7 @@ from campo_onnx.targets.target import Target
 
 CAST = "Cast"
 OPERATORS = ("MatMul", "Gemm", "Conv", "ConvTranspose")
-"""What the paper's MatMul, Conv2D, Conv2DBackpropFilter and Conv2DBackpropInput are in these graphs: weight
+"""The paper's MatMul, Conv2D, Conv2DBackpropFilter and Conv2DBackpropInput in these graphs: weight
 gradients of convolutions are matrix products or convolutions, data gradients are transposed convolutions."""
 
 _CASTS, _LARGEST_CAST_ELEMENTS = 12, 1 << 22

@@ -16,7 +16,7 @@ from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.runtime.machine import Machine
 
 FIRST = (FP32, TF_AMP)
-"""What every group of graphs begins with: the two that speed-ups refer to."""
+"""The first graphs of every group: the two that speed-ups refer to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

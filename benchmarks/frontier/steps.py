@@ -23,7 +23,7 @@ BATCHES = 4
 """Batches that errors are averaged over: on a single one a rectifier of one value may decide them."""
 
 TARGETS = {Precision.FP16: "v100", Precision.BF16: "h200"}
-"""What is planned for, by format: public figures of GPUs that have units for it."""
+"""Target of the plans, by format: public figures of GPUs that have units for it."""
 
 NEXT_TO_NOTHING_US = 1e-4
 """Time of a launch. Steps as small as these are all launches, and no Cast pays; large ones are not."""

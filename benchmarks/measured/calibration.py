@@ -17,7 +17,7 @@ from campo_onnx.runtime.registry import machine
 from campo_onnx.targets.detect import target_of
 
 QUICK_OPS = ("MatMul", "Conv", "Gemm", "Add", "Mul", "ConvTranspose", "Transpose", "ReduceSum", "Relu")
-"""What the networks spend their time in; other operators take the general model."""
+"""Operators that the networks spend their time in; other operators take the general model."""
 
 _QUICK_SHAPES = 20
 

@@ -16,7 +16,7 @@ from campo_onnx.files import write_text
 Facts = dict[str, Any]
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
-"""What stands around the table of the README."""
+"""Comments around the table of the README."""
 
 _README_SIDES = ("torch", "torch-bf16", "compile-bf16", "fp32", "tf-amp", "campo", "optimal")
 _CITING = ("campo_eval", "table1", "population", "cost_models")

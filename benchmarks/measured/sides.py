@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from campo_onnx.runtime.machine import cores
 
 MODULE = "benchmarks.measured.sides"
-"""What a process of a side runs."""
+"""The module that a process of a side runs."""
 
 THREADS = cores()
 WARMUP = 3

@@ -20,7 +20,7 @@ GIVEN, MIXED = "step", "mixed"
 """Graphs in a network's folder: as exported, and as ``campo-onnx optimize --runtime openvino`` wrote it."""
 
 FACTS = "facts.json"
-"""What else a session needs."""
+"""File of everything else that a session needs."""
 
 LR = 1e-3
 _OPTIMIZERS = {"resnet18": "momentum", "mobilenetv3": "momentum"}

@@ -20,7 +20,7 @@ Families: TypeAlias = Mapping[str, tuple[Mapping[str, Build], Callable[[Build], 
 """By name, the cases of a family, and what makes the row of one."""
 
 _CODE = "campo_onnx"
-"""What decides whether a result counts; a case that changes is done anew by removing its record."""
+"""The code whose commit a result belongs to; a case that changes is done anew by removing its record."""
 
 
 def of_torch(row: Callable[[Build], Row]) -> Families:

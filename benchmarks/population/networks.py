@@ -23,7 +23,7 @@ from benchmarks.population import FAMILIES
 
 SEED = 20181217
 ACTIVATIONS_BYTES = 5e9
-"""What activations of the forward pass may take: with their gradients the step fits on 11 GB."""
+"""Limit for activations of the forward pass: with their gradients the step fits on 11 GB."""
 
 _DRAWS = 1000
 _IMAGE = 224

@@ -16,7 +16,7 @@ TITLES = MappingProxyType(
 """The six; DCGAN trains by two steps."""
 
 NOT_ON_RTX2080TI = frozenset({"bert_large"})
-"""What the paper did not run there."""
+"""Models that the paper did not run there."""
 
 CONVOLUTIONAL = frozenset(TITLES) - {"bert_large"}
 """Those with convolutions, whose weight gradients come in several forms."""

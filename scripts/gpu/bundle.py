@@ -24,7 +24,7 @@ from scripts.gpu.fatbin import keep_only
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 2**20
 LIMIT_BYTES = 62 * MIB
-"""What one folder and the project's tracked files may weigh together."""
+"""Limit for one folder and the project's tracked files together."""
 
 NEEDED = ("onnxruntime-gpu==1.31.1", "onnx-graphsurgeon", "msgspec", "platformdirs", "safetensors")
 FOR_PROFILES = ("polars", "polars-runtime-32")

@@ -36,7 +36,7 @@ SMALL_MIB = 10
 """Room for one graph, and not for three."""
 
 KNOWN_GPU = "NVIDIA H100 80GB HBM3"
-"""What the stub calls itself where figures of the device are needed; its driver still says what it is."""
+"""Name of the stub where figures of the device are needed; its driver still says what it is."""
 
 
 def run(*words: str, folder: Path, gpu: str = "", **settings: str) -> subprocess.CompletedProcess[str]:

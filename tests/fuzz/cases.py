@@ -220,7 +220,7 @@ OUTPUTS = re.compile(
     r"out\.(onnx|json|xml|html|parquet|svg)|out\.onnx\.[0-9a-f]{16}\.data|new\.(sqlite|jsonl)|plans/[0-9a-f-]+\.json"
     r"|demo/(bert_layer\.onnx|bert_layer\.mixed\.onnx|plan\.json)"
 )
-"""What commands may write."""
+"""Files that commands may write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +273,7 @@ class Choice:
         """Draw a case."""
         is_expensive = rng.random() < _RUNNING_SHARE
         pools = (BARE,) if self.is_cheap else (EXPENSIVE, CHEAP) if is_expensive else (CHEAP, EXPENSIVE)
-        return rng.choice(next(found for pool in pools if (found := self._of(pool))))
+        return rng.choice(next(cases for pool in pools if (cases := self._of(pool))))
 
     def _of(self, pool: tuple[Case, ...]) -> list[Case]:
         return [c for c in pool if not self.containing or any(text in str(c) for text in self.containing)]
