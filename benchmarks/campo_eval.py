@@ -209,7 +209,7 @@ def with_published(data: dict[str, Any], page: Path) -> dict[str, Any]:
     published = json.loads(page.read_text(encoding="utf-8"))
     provenance = published["made"]
     measured = {
-        provider: {"of": provenance["versions"]} | rows for provider, rows in published["measured"].items()
+        provider: {"of": provenance["versions"]} | facts for provider, facts in published["measured"].items()
     }
     kept = {"peers_of": provenance} | {key: published[key] for key in published if key.startswith("peer")}
     return data | {"measured": measured | data["measured"]} | ({} if data["peers"] else kept)
