@@ -41,9 +41,9 @@ from campo_onnx.runtime.registry import load, machine
 from campo_onnx.training.flat_state import flat_layout
 from campo_onnx.training.gradient_interface import gradient_interface
 from campo_onnx.training.low_weights import flat_weights, with_low_weights
-given = import_model(Path(sys.argv[1]))
+imported = import_model(Path(sys.argv[1]))
 try:
-    step = load(given.model, machine("cuda")).placed(synthesize(given.view))
+    step = load(imported.model, machine("cuda")).placed(synthesize(imported.view))
     for _ in range(3):
         step()
 except CampoError as error:
