@@ -84,8 +84,8 @@ def step_model(lines: list[str]) -> onnx.ModelProto:
         nodes.append(helper.make_node(op_type, inputs, [output], name=name, **attributes))
     read = {name for node in nodes for name in node.input}
     shapes = {"param.w": W, "param.frozen": FROZEN, "input.x": (8, 6)}
-    ends = {"loss": (), "grad.w": W} | {node.output[0]: () for node in nodes if node.output[0] not in read}
-    ends = {name: W if name == "grad.w" else () for name in ends}
+    unread = [node.output[0] for node in nodes if node.output[0] not in read]
+    ends = {name: W if name == "grad.w" else () for name in ("loss", "grad.w", *unread)}
 
     def infos(tensors: dict[str, tuple[int, ...]]) -> list[onnx.ValueInfoProto]:
         return [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in tensors.items()]
