@@ -1,4 +1,4 @@
-"""What an error of ONNX Runtime means."""
+"""The failure that an error of ONNX Runtime means."""
 
 import pytest
 

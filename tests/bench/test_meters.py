@@ -106,9 +106,9 @@ def test_each_graph_that_ran_gets_its_share(result, monkeypatch):
         return ({TENSOR_PIPE: 40.0}, None)
 
     monkeypatch.setattr(meters, "count", count)
-    found = with_tensor_pipe(result, FILES, {"batch": 4})
+    bench_result = with_tensor_pipe(result, FILES, {"batch": 4})
     assert asked == [([FILES[0], FILES[2]], [TENSOR_PIPE], {"batch": 4})]
-    assert [row.tensor_pipe_share for row in found.rows] == [pytest.approx(0.4), None, None]
+    assert [row.tensor_pipe_share for row in bench_result.rows] == [pytest.approx(0.4), None, None]
 
 
 def test_where_counters_cannot_be_read_the_rest_stays(result, monkeypatch):
@@ -116,9 +116,9 @@ def test_where_counters_cannot_be_read_the_rest_stays(result, monkeypatch):
         raise DeviceUnavailableError("hardware counters cannot be read", why="ncu is not installed")
 
     monkeypatch.setattr(meters, "count", count)
-    found = with_tensor_pipe(result, FILES)
-    assert found.rows == result.rows
-    assert "ncu is not installed" in found.notes[-1]
+    bench_result = with_tensor_pipe(result, FILES)
+    assert bench_result.rows == result.rows
+    assert "ncu is not installed" in bench_result.notes[-1]
 
 
 def test_a_cpu_has_no_tensor_cores(result):

@@ -62,13 +62,13 @@ def test_each_round_runs_each_graph_once_and_times_it() -> None:
 
 
 def test_order_is_drawn_anew_and_seeded() -> None:
-    found = []
+    draws = []
     for seed in (0, 0, 1):
         stage = Stage(a=1.0, b=1.0, c=1.0)
         stage.rounds(60, seed=seed)
-        found.append(orders(stage))
-    assert found[0] == found[1] != found[2]
-    assert len(Counter(found[0])) == 6  # every order comes up
+        draws.append(orders(stage))
+    assert draws[0] == draws[1] != draws[2]
+    assert len(Counter(draws[0])) == 6  # every order comes up
 
 
 def test_warmup_does_not_count() -> None:

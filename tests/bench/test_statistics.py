@@ -20,13 +20,13 @@ def steps_us(generator: np.random.Generator, scale: float = 1.0) -> np.ndarray:
 
 
 def verdicts(scale: float, tolerance: float) -> list[Outcome]:
-    found = []
+    outcomes = []
     for seed in range(CASES):
         generator = np.random.default_rng(seed)
         speedup = paired_speedup(steps_us(generator), steps_us(generator, scale))
         assert speedup is not None
-        found.append(verdict(speedup, tolerance))
-    return found
+        outcomes.append(verdict(speedup, tolerance))
+    return outcomes
 
 
 def test_interval_of_known_ranks() -> None:
@@ -96,16 +96,16 @@ def test_every_run_is_in_the_interval() -> None:
     runs = [len(part) for part in steady]
     samples = [sample for part in steady for sample in part]
     assert interval_over_runs(samples, []) == median_interval(samples)
-    found = interval_over_runs(samples, runs)
-    assert found.median == median_interval(samples).median
+    interval = interval_over_runs(samples, runs)
+    assert interval.median == median_interval(samples).median
     medians = [float(np.median(part)) for part in steady]
-    assert found.low == min(median_interval(samples).low, *medians)
-    assert found.high == max(median_interval(samples).high, *medians)
+    assert interval.low == min(median_interval(samples).low, *medians)
+    assert interval.high == max(median_interval(samples).high, *medians)
 
 
 def test_a_graph_that_failed_early_has_fewer_samples_than_runs_say() -> None:
-    found = interval_over_runs([1.0] * 7, [5, 5, 5])
-    assert (found.low, found.high) == (1.0, 1.0)
+    interval = interval_over_runs([1.0] * 7, [5, 5, 5])
+    assert (interval.low, interval.high) == (1.0, 1.0)
 
 
 def test_pairs_need_rounds_in_common() -> None:

@@ -166,11 +166,11 @@ def test_a_file_that_is_low_already_is_what_is_measured_against(
     planned, low_is_dearer_by, is_raised, no_timing, monkeypatch
 ):
     """The plan raises everything; whether that is faster than the file is measured, and else it stays."""
-    given = onnx.ModelProto()
-    given.CopyFrom(planned.model)
-    del given.metadata_props[:]
+    low_model = onnx.ModelProto()
+    low_model.CopyFrom(planned.model)
+    del low_model.metadata_props[:]
     dear = replace(OPTIONS, strategy="fp32")
-    raised = optimize(given, dear)
+    raised = optimize(low_model, dear)
     assert raised.problem.starts_low
     assert not raised.plan.low_nodes
     truth = dearer_low(low_is_dearer_by) if low_is_dearer_by else equal_times(raised)
@@ -201,7 +201,7 @@ def test_a_file_that_is_low_already_is_what_is_measured_against(
     if is_raised:
         assert done.returned is raised
     else:
-        assert done.returned.model == given
+        assert done.returned.model == low_model
         assert done.returned.plan.low_nodes == raised.problem.low_as_given
         told = [d.reason for d in done.returned.plan.decisions if d.decided_by is Reason.VERIFIED_AS_GIVEN]
         assert told
@@ -209,10 +209,10 @@ def test_a_file_that_is_low_already_is_what_is_measured_against(
 
 
 def test_a_file_that_stays_as_it_is_needs_no_measuring(planned):
-    given = onnx.ModelProto()
-    given.CopyFrom(planned.model)
-    del given.metadata_props[:]
-    again = optimize(given, OPTIONS)
+    low_model = onnx.ModelProto()
+    low_model.CopyFrom(planned.model)
+    del low_model.metadata_props[:]
+    again = optimize(low_model, OPTIONS)
     assert again.plan.low_nodes == again.problem.low_as_given != frozenset()
     fake = FakeDevice(again, truth=lambda costs: costs)
     assert verify(again, OPTIONS, fake).returned is again
@@ -277,9 +277,9 @@ def test_repair_ends_when_planning_again_changes_nothing(planned, no_timing):
 def test_scaled_costs_explain_the_measured_step(planned):
     fake = FakeDevice(planned, dearer_low(3.0))
     result = fake((_fp32_graph(planned), _mixed_graph(planned)))
-    found = replace(planned.problem, costs=scaled_costs(planned.problem.costs, planned.plan, result))
+    problem = replace(planned.problem, costs=scaled_costs(planned.problem.costs, planned.plan, result))
     fp32, mixed = (row.step_us.median for row in result.rows)
-    assert found.predicted_us(planned.plan.low_nodes) / found.predicted_us(frozenset()) == pytest.approx(
+    assert problem.predicted_us(planned.plan.low_nodes) / problem.predicted_us(frozenset()) == pytest.approx(
         mixed / fp32, rel=0.02
     )
 

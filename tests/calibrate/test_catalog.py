@@ -44,7 +44,7 @@ GPU = Machine(
 )
 
 
-def made(name: str, on: Machine, precision: Precision = LOW) -> Calibration:
+def calibration_of(name: str, on: Machine, precision: Precision = LOW) -> Calibration:
     figures = target(name) if name != "cpu" else target_of(on)
     return Calibration(
         machine=on,
@@ -102,7 +102,7 @@ def test_shipped_ones_lie_with_the_package() -> None:
 
 
 def test_the_users_own_come_first(tmp_path: Path) -> None:
-    own, shipped = made("h200", GPU), replace(made("h200", GPU), host_us=9.0)
+    own, shipped = calibration_of("h200", GPU), replace(calibration_of("h200", GPU), host_us=9.0)
     keep(own)
     keep(shipped, tmp_path / "shipped")
     first, second = found_calibrations(target("h200"), LOW, shipped=tmp_path / "shipped")
@@ -120,14 +120,14 @@ def test_costs_take_a_shipped_calibration_by_name(
     source: CostSource,
 ) -> None:
     monkeypatch.setattr(calibrations, "shipped_folder", lambda: tmp_path / "shipped")
-    keep(made("a100", GPU), tmp_path / "shipped")
+    keep(calibration_of("a100", GPU), tmp_path / "shipped")
     assert costs_for(view, ports, target("a100"), LOW, source).source == "model"
     with pytest.raises(UsageError, match="no calibration of t4"):
         costs_for(view, ports, target("t4"), LOW, CostSource.MODEL)
 
 
 def test_costs_take_what_was_calibrated_here(view: GraphView, ports: Mapping[str, Ports]) -> None:
-    keep(made("cpu", CPU))
+    keep(calibration_of("cpu", CPU))
     for source in (CostSource.AUTO, CostSource.MODEL):
         table = costs_for(view, ports, target("cpu"), LOW, source)
         assert table.source == "model"
@@ -146,9 +146,9 @@ def test_costs_take_what_was_calibrated_here(view: GraphView, ports: Mapping[str
 def test_a_calibration_that_no_longer_fits(
     change: Mapping[str, object], why: str, view: GraphView, ports: Mapping[str, Ports]
 ) -> None:
-    path = keep(made("cpu", replace(CPU, **change)))
-    (found,) = found_calibrations(target("cpu"), LOW)
-    assert why in found.refusal
+    path = keep(calibration_of("cpu", replace(CPU, **change)))
+    (entry,) = found_calibrations(target("cpu"), LOW)
+    assert why in entry.refusal
     with pytest.raises(DeviceMismatchError, match=why) as error:
         costs_for(view, ports, target("cpu"), LOW, CostSource.MODEL)
     assert str(path) in str(error.value)
@@ -156,18 +156,18 @@ def test_a_calibration_that_no_longer_fits(
 
 
 def test_a_file_under_a_wrong_name(tmp_path: Path) -> None:
-    path = keep(made("a100", GPU))
+    path = keep(calibration_of("a100", GPU))
     path.rename(path.with_name("h100-fp16.json"))
-    (found,) = found_calibrations(target("h100"), LOW)
-    assert found.refusal == "it is of a100"
+    (entry,) = found_calibrations(target("h100"), LOW)
+    assert entry.refusal == "it is of a100"
 
 
 def test_a_damaged_one_is_told(view: GraphView, ports: Mapping[str, Ports]) -> None:
-    path = keep(made("cpu", CPU))
+    path = keep(calibration_of("cpu", CPU))
     path.write_text(path.read_text()[:200])
     with pytest.raises(ProfileError, match=r"cpu-fp16\.json cannot be read"):
         costs_for(view, ports, target("cpu"), LOW, CostSource.AUTO)
-    cpu = {known.target.name: known for known in known_devices(None)}["cpu"]
+    cpu = {device.target.name: device for device in known_devices(None)}["cpu"]
     assert cpu.calibrations == ()
     assert "cannot be read" in cpu.problems[0]
 
@@ -178,7 +178,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
         make_folder(tmp_path / "file" / "calibrations")
 
 
-def known() -> dict[str, Knowledge]:
+def knowledge() -> dict[str, Knowledge]:
     with Store() as store:
         for on in (CPU, replace(CPU, device="another CPU"), GPU):
             key = TimingKey(machine=on, signature="x")
@@ -187,12 +187,12 @@ def known() -> dict[str, Knowledge]:
 
 
 def test_what_is_known_of_each_device() -> None:
-    keep(made("h100", GPU))
-    entries = known()
+    keep(calibration_of("h100", GPU))
+    entries = knowledge()
     assert list(entries) == list(devices())
     assert {name: entry.timings for name, entry in entries.items() if entry.timings} == {"h200": 1, "cpu": 1}
-    (found,) = entries["h100"].calibrations
-    assert found.origin is Origin.HERE
+    (calibration,) = entries["h100"].calibrations
+    assert calibration.origin is Origin.HERE
     facts = entries["h100"].to_dict()
     assert facts["calibrations"][0]["precision"] == "fp16"
     assert facts["calibrations"][0]["model_accuracy"] is None
@@ -217,6 +217,6 @@ def test_every_assumption_has_a_reason() -> None:
 
 
 def test_a_model_of_an_event_that_is_none_is_refused(tmp_path: Path) -> None:
-    text = made("h200", GPU).to_json().replace('"moved_bytes"', '"moved_bites"')
+    text = calibration_of("h200", GPU).to_json().replace('"moved_bytes"', '"moved_bites"')
     with pytest.raises(ProfileError, match="unknown event 'moved_bites'"):
         Calibration.from_json(text)

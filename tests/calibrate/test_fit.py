@@ -29,16 +29,16 @@ from campo_onnx.targets.cast_model import CastModel, Knee
 def samples(count: int, low_us, *, noise: float = 0.0, seed: int = 0) -> list[Sample]:
     """Nodes whose low-precision time is a known function of FP32 time and two events."""
     random = np.random.default_rng(seed)
-    found = []
+    nodes = []
     for _ in range(count):
         traffic = float(np.exp(random.uniform(5, 12)))
         fp32_us = traffic / 1000 + 3
         events = {"traffic": traffic, "rate": traffic / fp32_us, "noise": float(random.random()), "same": 1.0}
         exact = low_us(fp32_us, events)
-        found.append(
+        nodes.append(
             Sample(fp32_us=fp32_us, low_us=exact * float(1 + noise * random.normal()), events=events)
         )
-    return found
+    return nodes
 
 
 def halved(fp32_us: float, events: dict[str, float]) -> float:
@@ -95,18 +95,18 @@ def test_predictions_stay_within_the_ratios_seen() -> None:
 
 
 def test_selection_takes_correlated_events_only() -> None:
-    found = samples(100, halved, noise=0.05)
-    rho = correlations(found)
+    nodes = samples(100, halved, noise=0.05)
+    rho = correlations(nodes)
     assert rho["traffic"] > 0.95
     assert abs(rho["noise"]) < 0.4
     assert rho["same"] == 0.0
-    assert select(found) == ("traffic", "rate")
-    assert select(found, threshold=1.1) == ("traffic",)  # the first of two that correlate alike
+    assert select(nodes) == ("traffic", "rate")
+    assert select(nodes, threshold=1.1) == ("traffic",)  # the first of two that correlate alike
 
 
 def test_negative_correlation_counts() -> None:
-    found = [Sample(fp32_us=1.0, low_us=float(i), events={"down": -float(i)}) for i in range(1, 20)]
-    assert select(found) == ("down",)
+    nodes = [Sample(fp32_us=1.0, low_us=float(i), events={"down": -float(i)}) for i in range(1, 20)]
+    assert select(nodes) == ("down",)
 
 
 def test_neighbours_predict_by_the_ratios_near_them() -> None:

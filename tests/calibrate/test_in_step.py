@@ -1,4 +1,4 @@
-"""What nodes take in a step: their parts, and factors fitted to steps made from known ones."""
+"""Times of nodes in a step: their parts, and factors fitted to steps made from known ones."""
 
 import math
 from collections.abc import Sequence
@@ -72,21 +72,23 @@ def test_element_wise_nodes_behind_others_are_told_from_the_first() -> None:
 
 def steps(count: int, noise: float = 0.0) -> list[MeasuredStep]:
     random = np.random.default_rng(0)
-    found = []
+    measured_steps = []
     for number in range(count):
         parts_us = {part: float(np.exp(random.uniform(3, 7))) for part in KNOWN}
         exact_us = sum(KNOWN[part] * time_us for part, time_us in parts_us.items())
         measured_us = exact_us * (1 + noise * float(random.normal()))
-        found.append(MeasuredStep(graph=f"g{number // 3}", parts_us=parts_us, measured_us=measured_us))
-    return found
+        measured_steps.append(
+            MeasuredStep(graph=f"g{number // 3}", parts_us=parts_us, measured_us=measured_us)
+        )
+    return measured_steps
 
 
 def test_factors_are_found_again_and_predict_graphs_kept_out() -> None:
-    found = fit_in_step(steps(60, noise=0.01))
-    assert {part: found.factor(part) for part in KNOWN} == pytest.approx(KNOWN, abs=0.06)
-    assert (found.steps, found.graphs) == (60, 20)
-    assert found.error < 0.03 < 0.2 < found.error_alone
-    assert found.factor(Part.CONVOLUTIONS) == 1.0
+    fit = fit_in_step(steps(60, noise=0.01))
+    assert {part: fit.factor(part) for part in KNOWN} == pytest.approx(KNOWN, abs=0.06)
+    assert (fit.steps, fit.graphs) == (60, 20)
+    assert fit.error < 0.03 < 0.2 < fit.error_alone
+    assert fit.factor(Part.CONVOLUTIONS) == 1.0
 
 
 def test_few_steps_move_factors_less_than_many() -> None:

@@ -105,9 +105,9 @@ def test_progress_ends_at_its_total() -> None:
 
 def test_ops_without_a_kernel_are_named_and_the_rest_is_kept() -> None:
     workload = replace(TINY, ops=("Add", "LogSoftmax"))
-    made = calibrate(workload, Imagined(machine=GPU, store=Store()), H200, Precision.BF16)
-    assert {entry.op for entry in made.entries} == {"Add"}
-    assert "no bf16 kernel" in made.failures["LogSoftmax"]
+    fit = calibrate(workload, Imagined(machine=GPU, store=Store()), H200, Precision.BF16)
+    assert {entry.op for entry in fit.entries} == {"Add"}
+    assert "no bf16 kernel" in fit.failures["LogSoftmax"]
     with pytest.raises(ProfileError, match="no bf16 kernel"):
         calibrate(
             replace(TINY, ops=("LogSoftmax",)), Imagined(machine=GPU, store=Store()), H200, Precision.BF16
@@ -244,11 +244,11 @@ def test_a_change_of_layout_costs_a_transpose(calibration: Calibration) -> None:
     ]
     graph = helper.make_graph(nodes, "g", values[:2], values[2:], [shape])
     imported = import_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]))
-    known, layouts = (
+    in_step, layouts = (
         CostModel(one).predict(imported.view, ports(imported.view)).nodes["view"]
         for one in (calibration, replace(calibration, in_step=InStep(factors={})))
     )
-    assert known.fp32_us == known.low_us == calibration.host_us
+    assert in_step.fp32_us == in_step.low_us == calibration.host_us
     assert calibration.host_us < layouts.low_us < layouts.fp32_us
 
 
@@ -283,18 +283,18 @@ def test_nodes_of_a_step_count_beside_those_that_are_drawn(view: GraphView) -> N
     nodes = tuple(step_samples(view, Precision.FP16))
     workload = replace(TINY, ops=("MatMul",), of_steps=nodes)
 
-    def made(workload: Workload, timer: NodeTimer) -> tuple[Counter[str], Mapping[str, str]]:
+    def counts_of(workload: Workload, timer: NodeTimer) -> tuple[Counter[str], Mapping[str, str]]:
         calibration, counted = calibrate(workload, timer, H200, Precision.FP16), Counter()
         for entry in calibration.entries:
             counted[entry.op] += entry.fitted + entry.scores.shapes
         return counted, calibration.failures
 
     store, own = Store(), Counter(signature.op.label for signature in nodes)
-    drawn, _ = made(replace(workload, of_steps=()), Imagined(machine=GPU, store=store))
-    both, _ = made(workload, Imagined(machine=GPU, store=Store()))
+    drawn, _ = counts_of(replace(workload, of_steps=()), Imagined(machine=GPU, store=store))
+    both, _ = counts_of(workload, Imagined(machine=GPU, store=Store()))
     assert own["Gemm"] > 0
     assert both["MatMul"] == drawn["MatMul"] + own["MatMul"]
-    assert made(workload, NodeTimer(machine=GPU, store=store, only_stored=True)) == (drawn, {})
+    assert counts_of(workload, NodeTimer(machine=GPU, store=store, only_stored=True)) == (drawn, {})
 
 
 def test_a_calibration_is_as_old_as_its_last_timing(tmp_path: Path) -> None:

@@ -90,8 +90,8 @@ def fp32_model(model_text: Callable[..., onnx.ModelProto]) -> onnx.ModelProto:
 
 
 @pytest.fixture(scope="session")
-def made(fp32_model: onnx.ModelProto, tmp_path_factory: pytest.TempPathFactory) -> Step:
-    """Made once; tests that change a file take `step`."""
+def shared_step(fp32_model: onnx.ModelProto, tmp_path_factory: pytest.TempPathFactory) -> Step:
+    """Written once; tests that change a file take `step`."""
     folder = tmp_path_factory.mktemp("made")
     onnx.save(fp32_model, folder / "step.onnx")
     optimized = optimize(folder / "step.onnx", Options(target=target("v100"), lists=preset("campo")))
@@ -102,11 +102,11 @@ def made(fp32_model: onnx.ModelProto, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture
-def step(made: Step, tmp_path: Path) -> Step:
+def step(shared_step: Step, tmp_path: Path) -> Step:
     """Copy the files to a folder of the test's own."""
-    for path in made.folder.iterdir():
+    for path in shared_step.folder.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    return Step(folder=tmp_path, plan=made.plan)
+    return Step(folder=tmp_path, plan=shared_step.plan)
 
 
 @pytest.fixture

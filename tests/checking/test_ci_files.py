@@ -1,4 +1,4 @@
-"""What others' CI runs from here: the action and its script, the pre-commit hook, the guide's policy."""
+"""Parts that others' CI runs: the action and its script, the pre-commit hook, the guide's policy."""
 
 import os
 import re
@@ -36,7 +36,7 @@ def read_yaml(name):
 
 @pytest.fixture
 def environment(step, tmp_path):
-    """What GitHub's runner sets, with the program of this environment first on the path."""
+    """Variables that GitHub's runner sets, with the program of this environment first on the path."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("GITHUB_", "CHECK_"))}
     return kept | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -87,8 +87,8 @@ def test_the_script_takes_one_graph_and_further_options(step, environment):
     folder = step.folder / "with blank"
     folder.mkdir()
     mixed = step.mixed.rename(folder / "mixed.onnx")
-    given = {"mixed": str(mixed), "against": "step.onnx", "baseline": "plan.json"}
-    done = run_script(step, environment, **given, args="--max-drift\n1e-9\n")
+    inputs = {"mixed": str(mixed), "against": "step.onnx", "baseline": "plan.json"}
+    done = run_script(step, environment, **inputs, args="--max-drift\n1e-9\n")
     assert done.returncode == 9
     assert done.stderr == f"error: a check failed: {mixed}: drift.\n"
     assert run_script(step, environment, mixed="mixed.onnx").returncode == 2
@@ -100,14 +100,14 @@ def test_the_script_takes_one_graph_and_further_options(step, environment):
 def test_the_action_runs_its_check_step_as_github_does(step, environment, tmp_path):
     (step.folder / "limits.toml").write_text(POLICY + "min_speedup = 99\n")
     action = read_yaml("action.yml")
-    given = {name: entry["default"] for name, entry in action["inputs"].items()} | {"policy": "limits.toml"}
+    inputs = {name: entry["default"] for name, entry in action["inputs"].items()} | {"policy": "limits.toml"}
     steps = action["runs"]["steps"]
     assert action["runs"]["using"] == "composite"
     assert all(step["shell"] == "bash" for step in steps if "run" in step)
     (last,) = (s for s in steps if s.get("id") == "check")
     used = {name: re.fullmatch(r"\$\{\{ inputs\.([\w-]+) \}\}", v)[1] for name, v in last["env"].items()}
     assert "${{" not in last["run"], "an input pasted into a script could run as one"
-    variables = {name: given[key] for name, key in used.items()}
+    variables = {name: inputs[key] for name, key in used.items()}
     (tmp_path / "runner" / "campo-onnx").mkdir(parents=True)
     (tmp_path / "runner" / "campo-onnx" / "bin").symlink_to(Path(sys.executable).parent)
     done = subprocess.run(
@@ -183,10 +183,10 @@ def test_the_guide_s_policy_is_read_and_kept(step, model_text, tmp_path):
     options = Options(target=target("v100"), lists=preset("campo"), dims={"B": 4})
     export_model(optimize(graphs / "cnn.onnx", options).model, graphs / "cnn_mixed.onnx")
     (tmp_path / "campo.toml").write_text(text)
-    found = check_all(load_policy(tmp_path / "campo.toml"))
-    assert [verdicts.name for verdicts in found] == ["mlp", "graphs/cnn_mixed.onnx"]
-    assert [verdicts.error for verdicts in found] == [None, None]
-    assert [verdicts.failed for verdicts in found] == [(), ()]
+    verdicts = check_all(load_policy(tmp_path / "campo.toml"))
+    assert [graph.name for graph in verdicts] == ["mlp", "graphs/cnn_mixed.onnx"]
+    assert [graph.error for graph in verdicts] == [None, None]
+    assert [graph.failed for graph in verdicts] == [(), ()]
 
 
 def test_the_guide_names_every_rule_and_key():

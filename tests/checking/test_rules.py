@@ -24,17 +24,17 @@ from campo_onnx.targets.target import target
 from tests.checking.conftest import checked, red
 
 
-def test_a_sound_graph_keeps_every_rule(made):
-    findings = checked(made, baseline=made.baseline, max_casts=6)
+def test_a_sound_graph_keeps_every_rule(shared_step):
+    findings = checked(shared_step, baseline=shared_step.baseline, max_casts=6)
     assert {f.status for f in findings.values()} == {Status.PASSED}
-    assert findings["casts"].value == len(made.plan.casts) == 6
-    assert findings["step"].value == pytest.approx(made.plan.predicted_us)
-    assert findings["gain"].value == pytest.approx(made.plan.speedup)
+    assert findings["casts"].value == len(shared_step.plan.casts) == 6
+    assert findings["step"].value == pytest.approx(shared_step.plan.predicted_us)
+    assert findings["gain"].value == pytest.approx(shared_step.plan.speedup)
     assert 0 < findings["drift"].value <= findings["drift"].limit == 0.01
 
 
-def test_what_the_policy_does_not_ask(made):
-    findings = checked(made)
+def test_what_the_policy_does_not_ask(shared_step):
+    findings = checked(shared_step)
     without_limit = [name for name, finding in findings.items() if finding.status is Status.NOT_ASKED]
     assert without_limit == ["plan", "casts", "step"]
     assert not red(findings)
@@ -158,18 +158,18 @@ def test_fp32_is_red_for_the_weight_update(tmp_path, model_text, lower):
         assert [v.rule for v in verdicts.failed] == expected
 
 
-def test_fp32_is_red_for_what_the_policy_keeps(made):
-    findings = checked(made, keep_fp32=("weight_.*",))
+def test_fp32_is_red_for_what_the_policy_keeps(shared_step):
+    findings = checked(shared_step, keep_fp32=("weight_.*",))
     assert red(findings) == ["fp32"]
     assert "'weight_v'" in findings["fp32"].reason
-    assert not red(checked(made, keep_fp32=("mean",)))
+    assert not red(checked(shared_step, keep_fp32=("mean",)))
 
 
 # --- drift ---
 
 
-def test_drift_is_red_beyond_the_limit(made):
-    findings = checked(made, max_drift=1e-6)
+def test_drift_is_red_beyond_the_limit(shared_step):
+    findings = checked(shared_step, max_drift=1e-6)
     assert red(findings) == ["drift"]
     assert findings["drift"].value > findings["drift"].limit == 1e-6
 
@@ -179,12 +179,12 @@ def test_the_limit_of_drift_is_that_of_the_format(request, tmp_path):
     path = request.config.rootpath / "tests" / "data" / "mlp.onnx"
     options = Options(target=target("h200"), lists=preset("tf115"), strategy="tf-amp", low=Precision.BF16)
     export_model(optimize(path, options).model, tmp_path / "m.onnx", folder=path.parent)
-    found = {}
+    findings = {}
     for limit in (None, 0.01):
         verdicts = check(tmp_path / "m.onnx", path, Policy(min_speedup=0, max_drift=limit)).verdicts
-        found[limit] = next(v.finding for v in verdicts if v.rule == "drift")
-    assert (found[None].status, found[None].limit) == (Status.PASSED, 0.08)
-    assert found[0.01].status is Status.FAILED
+        findings[limit] = next(v.finding for v in verdicts if v.rule == "drift")
+    assert (findings[None].status, findings[None].limit) == (Status.PASSED, 0.08)
+    assert findings[0.01].status is Status.FAILED
 
 
 def batch(folder, scale):
@@ -242,8 +242,8 @@ def test_a_graph_that_stayed_in_fp32_is_checked_for_the_runtime_it_was_planned_f
     assert not red(checked(step, target=options.target))
 
 
-def test_casts_is_red_beyond_the_limit(made):
-    findings = checked(made, max_casts=5)
+def test_casts_is_red_beyond_the_limit(shared_step):
+    findings = checked(shared_step, max_casts=5)
     assert red(findings) == ["casts"]
     assert (findings["casts"].value, findings["casts"].limit) == (6, 5)
 
@@ -277,8 +277,8 @@ def test_step_is_red_when_the_graph_got_slower(step):
 # --- gain ---
 
 
-def test_gain_is_red_below_what_is_required(made):
-    findings = checked(made, min_speedup=2.5)
+def test_gain_is_red_below_what_is_required(shared_step):
+    findings = checked(shared_step, min_speedup=2.5)
     assert red(findings) == ["gain"]
     assert findings["gain"].limit == 2.5
 
@@ -302,17 +302,17 @@ def test_the_device_is_the_policy_s_else_the_plan_s_else_the_file_s(step, edit):
     assert device_of(baseline=step.baseline) == "t4"
 
 
-def test_an_error_in_one_graph_leaves_the_others_checked(made, tmp_path):
+def test_an_error_in_one_graph_leaves_the_others_checked(shared_step, tmp_path):
     def pair(name, mixed):
-        return Pair(name=name, mixed=mixed, against=made.fp32, policy=Policy())
+        return Pair(name=name, mixed=mixed, against=shared_step.fp32, policy=Policy())
 
     steps = []
-    found = check_all(
-        [pair("gone", tmp_path / "no.onnx"), pair("good", made.mixed)],
+    verdicts = check_all(
+        [pair("gone", tmp_path / "no.onnx"), pair("good", shared_step.mixed)],
         lambda done, total: steps.append((done, total)),
     )
-    assert isinstance(found[0].error, UsageError)
-    assert [v.passed for v in found] == [False, True]
+    assert isinstance(verdicts[0].error, UsageError)
+    assert [v.passed for v in verdicts] == [False, True]
     assert steps == [(0, 2), (1, 2), (2, 2)]
 
 

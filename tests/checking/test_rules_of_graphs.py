@@ -182,10 +182,10 @@ def choosing(model_text, tmp_path):
 def test_drift_by_choice_passes_up_to_half_and_never_beyond_a_given_limit(choosing, share, limit, passes):
     step = choosing(share)
     policy = {} if limit is None else {"max_drift": limit}
-    found = checked(step, min_speedup=0, inputs=(step.folder / "batch.npz",), **policy)["drift"]
-    assert found.parts["y"] > 0.02
-    assert (found.status is Status.PASSED) is passes, found.reason
-    assert ("chooses otherwise" in found.reason) is passes
+    finding = checked(step, min_speedup=0, inputs=(step.folder / "batch.npz",), **policy)["drift"]
+    assert finding.parts["y"] > 0.02
+    assert (finding.status is Status.PASSED) is passes, finding.reason
+    assert ("chooses otherwise" in finding.reason) is passes
 
 
 def test_a_step_that_overflows_on_rounded_inputs_excuses_nothing(choosing, monkeypatch):

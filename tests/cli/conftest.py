@@ -39,5 +39,5 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
 
 @pytest.fixture(autouse=True)
 def _nodes_take_what_their_bytes_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is measured matters here, and not what a machine with other work makes of it."""
+    """Nodes' bytes decide their times here, not a machine that has other work."""
     monkeypatch.setattr(node_timer, "time_node", time_node)

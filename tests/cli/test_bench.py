@@ -31,10 +31,10 @@ def row(name: str, verdict: Outcome, speedup: float | None = None, **others) -> 
 
 
 @pytest.fixture
-def found(monkeypatch):
-    """Let the benchmark find given rows."""
+def bench_returns(monkeypatch):
+    """Let the benchmark return rows that a test names."""
 
-    def find(*rows: BenchRow, **others):
+    def returns(*rows: BenchRow, **others):
         def bench(subjects, machine, **_):
             return BenchResult(
                 machine=others.get("machine", machine),
@@ -50,7 +50,7 @@ def found(monkeypatch):
 
         monkeypatch.setattr(bench_module, "bench", bench)
 
-    return find
+    return returns
 
 
 def test_one_graph_twice(program, capsys) -> None:
@@ -91,8 +91,8 @@ def test_a_graph_and_its_mixed_version(program, capsys, monkeypatch) -> None:
     assert "mixed" in capsys.readouterr().out
 
 
-def test_columns_nothing_was_measured_for_are_left_out(program, found, capsys) -> None:
-    found(row("a", Outcome.BASELINE), row("b", Outcome.FASTER, 1.5))
+def test_columns_nothing_was_measured_for_are_left_out(program, bench_returns, capsys) -> None:
+    bench_returns(row("a", Outcome.BASELINE), row("b", Outcome.FASTER, 1.5))
     assert program(MLP, MLP, *QUICK) == 0
     printed = capsys.readouterr().out
     assert "1.500 (1.490 to 1.510)" in printed
@@ -101,14 +101,14 @@ def test_columns_nothing_was_measured_for_are_left_out(program, found, capsys) -
         assert column not in printed
 
 
-def test_everything_a_gpu_tells(program, found, capsys) -> None:
+def test_everything_a_gpu_tells(program, bench_returns, capsys) -> None:
     from dataclasses import replace
 
     from campo_onnx.runtime.registry import machine
 
     joules = Interval(median=2.5, low=2.4, high=2.6)
     figures = {"energy_j": joules, "peak_bytes": 3 << 30, "samples_per_s": 812.0, "tensor_pipe_share": 0.4}
-    found(
+    bench_returns(
         row("a", Outcome.BASELINE, **figures),
         row("b", Outcome.SLOWER, 0.8),
         machine=replace(machine("cpu"), provider="cuda", threads=0, tf32=True),
@@ -129,22 +129,22 @@ def test_everything_a_gpu_tells(program, found, capsys) -> None:
         (row("b", Outcome.NOT_COMPARED), 9),
     ],
 )
-def test_fail_if_slower(program, found, capsys, second, code) -> None:
-    found(row("a", Outcome.BASELINE), second)
+def test_fail_if_slower(program, bench_returns, capsys, second, code) -> None:
+    bench_returns(row("a", Outcome.BASELINE), second)
     assert program(MLP, MLP, *QUICK) == 0
     assert program(MLP, MLP, *QUICK, "--fail-if-slower", "--output", "r.json") == code
     assert Path("r.json").exists()  # what was measured is kept
     assert ("error:" in capsys.readouterr().err) == (code == 9)
 
 
-def test_all_failed(program, found, capsys) -> None:
-    found(*(row(name, Outcome.FAILED, failure=f"{name} broke", failure_code=4) for name in "ab"))
+def test_all_failed(program, bench_returns, capsys) -> None:
+    bench_returns(*(row(name, Outcome.FAILED, failure=f"{name} broke", failure_code=4) for name in "ab"))
     assert program(MLP, MLP, *QUICK) == 4
     assert "a failed: a broke" in capsys.readouterr().err
 
 
-def test_interrupted(program, found, capsys) -> None:
-    found(row("a", Outcome.BASELINE), interrupted=True)
+def test_interrupted(program, bench_returns, capsys) -> None:
+    bench_returns(row("a", Outcome.BASELINE), interrupted=True)
     assert program(MLP, *QUICK, "-o", "r.json") == 130
     assert "interrupted" in capsys.readouterr().out
     assert Path("r.json").exists()  # what was measured is kept

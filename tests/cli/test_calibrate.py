@@ -33,7 +33,7 @@ WORDS = ["--quick", "--shapes", "12", "--device", "cpu", "--threads", "1"]
 
 @dataclass(frozen=True, kw_only=True)
 class Calibrated:
-    """What a calibration left that was killed, and then run again to its end."""
+    """Files and output of a calibration that was killed, and then run again to its end."""
 
     store: Path
     out: Path
@@ -245,17 +245,17 @@ def test_a_store_that_came_back_is_fitted_without_measuring(
         said = " ".join(capsys.readouterr().err.split())
         return int(left.value.code or 0), said, json.loads(out.read_text()) if out.exists() else {}
 
-    code, said, found = fitted("--ops", "Neg")
+    code, said, calibration = fitted("--ops", "Neg")
     assert code == 0, said
     original = json.loads(killed_and_resumed.out.read_text())
-    assert found["machine"]["device"] == "Elsewhere 9000"
-    assert found["entries"] == original["entries"]
-    assert found["cast"] == original["cast"]
-    assert found["failures"] == {}
+    assert calibration["machine"]["device"] == "Elsewhere 9000"
+    assert calibration["entries"] == original["entries"]
+    assert calibration["cast"] == original["cast"]
+    assert calibration["failures"] == {}
 
-    code, said, found = fitted("--ops", "Neg,Relu")
+    code, said, calibration = fitted("--ops", "Neg,Relu")
     assert code == 0, said
-    assert found["failures"]["Relu"] == "12 of 12 are not in the store"
+    assert calibration["failures"]["Relu"] == "12 of 12 are not in the store"
     assert rows(there) == before
 
     with closing(sqlite3.connect(there)) as connection:
@@ -268,11 +268,11 @@ def test_a_store_that_came_back_is_fitted_without_measuring(
 
 
 def test_accuracy_as_csv(killed_and_resumed: Calibrated, capsys: pytest.CaptureFixture[str]) -> None:
-    made = load_calibration(killed_and_resumed.out)
-    print_calibration(made, killed_and_resumed.out, TableFormat.CSV)
+    calibration = load_calibration(killed_and_resumed.out)
+    print_calibration(calibration, killed_and_resumed.out, TableFormat.CSV)
     printed = capsys.readouterr()
     (row,) = csv.DictReader(io.StringIO(printed.out))
-    (entry,) = made.entries
+    (entry,) = calibration.entries
     assert row["operator"] == "Neg"
     assert float(row["accuracy"]) == entry.scores.chosen
     assert (int(row["shapes_fitted"]), int(row["shapes_held_out"])) == (entry.fitted, entry.scores.shapes)

@@ -28,7 +28,7 @@ OPTIONS = (
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def graph_folder(tmp_path_factory):
     """The MLP, a mixed version that is slower on a V100 (tf-amp asks no costs), and its plan."""
     folder = tmp_path_factory.mktemp("graphs")
     (folder / "mlp.onnx").write_bytes((DATA / "mlp.onnx").read_bytes())
@@ -40,9 +40,9 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture
-def check(program, tmp_path, made):
+def check(program, tmp_path, graph_folder):
     """Run the command in a folder with copies of the files; returns the exit code."""
-    for path in made.iterdir():
+    for path in graph_folder.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     return partial(program, "check")
 

@@ -115,9 +115,9 @@ def test_compare_shows_what_rounding_makes_of_a_plan(program, batch, capsys):
     assert 2**-16 < errors["dfp16"] < errors["bf16"] < 0.1  # 15, 11 and 8 significant bits
     assert 2**-12 < errors["fp16"] < errors["bf16"] / 4
     options = Options(target=target("h200"), lists=oplists("tf115"), strategy="tf-amp", low=Precision.BF16)
-    mixed, given = optimize_model(MLP, options).model, onnx.load(MLP)
+    mixed, fp32 = optimize_model(MLP, options).model, onnx.load(MLP)
     here, feeds = machine("cpu"), dict(np.load(batch))
-    expected, actual = (run(model, feeds, here) for model in (given, emulate_dfp16(mixed)))
+    expected, actual = (run(model, feeds, here) for model in (fp32, emulate_dfp16(mixed)))
     worst = max(relative_l2(actual[name], expected[name]) for name in expected)
     assert errors["dfp16"] == pytest.approx(worst)  # bit by bit, but for FP32's own sums
     assert program(*words) == 0

@@ -1,4 +1,4 @@
-"""What strangers wrote is shown, never obeyed: by terminals, by tables, by GitHub."""
+"""Text that strangers wrote is shown, never obeyed: by terminals, by tables, by GitHub."""
 
 import json
 import os

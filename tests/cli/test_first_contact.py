@@ -1,4 +1,4 @@
-"""What a newcomer meets: defaults, quiet and dry runs, the order of errors, and what to do next."""
+"""First runs of a newcomer: defaults, quiet and dry runs, the order of errors, and what to do next."""
 
 import json
 import re
@@ -87,7 +87,7 @@ def test_help_shows_no_types_of_python(program, command, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "last", "found"),
+    ("words", "last", "completions"),
     [
         (("optimize", "--device"), "h", ["h100", "h200"]),
         (("optimize", "--strategy"), "t", ["torch-amp", "tf-amp"]),
@@ -95,17 +95,17 @@ def test_help_shows_no_types_of_python(program, command, capsys):
         (("explain", "plan.json"), "node_mm", None),
     ],
 )
-def test_values_are_completed(optimize, program, words, last, found, monkeypatch, capsys):
+def test_values_are_completed(optimize, program, words, last, completions, monkeypatch, capsys):
     if "plan.json" in words:
         assert optimize(MLP, "--device", "v100", "-o", "m.onnx", "--plan", "plan.json", "-q") == 0
         plan = json.loads(Path("plan.json").read_text())
-        found = [d["node"] for d in plan["decisions"] if d["node"].startswith(last)]
-        assert found
+        completions = [d["node"] for d in plan["decisions"] if d["node"].startswith(last)]
+        assert completions
     monkeypatch.setenv("_CAMPO_ONNX_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", " ".join(("campo-onnx", *words, last)))
     monkeypatch.setenv("COMP_CWORD", str(len(words) + 1))
     program()
-    assert sorted(capsys.readouterr().out.split()) == sorted(found)
+    assert sorted(capsys.readouterr().out.split()) == sorted(completions)
 
 
 def test_phases_tell_how_many_nodes_there_are(program, monkeypatch):

@@ -47,12 +47,12 @@ def exported(tmp_path_factory):
 
 @pytest.fixture
 def plan_of(program, exported, tmp_path):
-    def made(*words):
+    def decisions(*words):
         arguments = ("-o", "out.onnx", "--plan", "plan.json", "--device", "v100", "--force", "--strategy")
         assert program("optimize", exported, *arguments, "tf-amp", *words) == 0
         return {d["node"]: d for d in json.loads((tmp_path / "plan.json").read_text())["decisions"]}
 
-    return made
+    return decisions
 
 
 def test_modules_of_a_real_export_keep_fp32(plan_of):

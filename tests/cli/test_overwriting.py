@@ -1,4 +1,4 @@
-"""What is read is never written over, `--force` or not."""
+"""Files that a command reads are never written over, `--force` or not."""
 
 import shutil
 from pathlib import Path
@@ -12,16 +12,16 @@ MLP = Path(__file__).parent.parent / "data" / "mlp.onnx"
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def shared_folder(tmp_path_factory):
     """Filled by the first test that asks for a folder."""
     return tmp_path_factory.mktemp("made")
 
 
 @pytest.fixture
-def folder(made, program, tmp_path):
+def folder(shared_folder, program, tmp_path):
     """A model whose weights lie beside it, a mixed one, and everything else that commands read."""
-    if any(made.iterdir()):
-        return shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    if any(shared_folder.iterdir()):
+        return shutil.copytree(shared_folder, tmp_path, dirs_exist_ok=True)
     model = onnx.load(MLP)
     for value in [v for v in model.graph.input if v.name.startswith("param")]:
         shape = [size.dim_value for size in value.type.tensor_type.shape.dim]
@@ -34,7 +34,7 @@ def folder(made, program, tmp_path):
     for name in ("lists.toml", "batch.npz", "profile.parquet", "store.sqlite"):
         (tmp_path / name).write_bytes(b"something")
     shutil.copy("mixed.onnx", "keep.onnx")
-    shutil.copytree(tmp_path, made, dirs_exist_ok=True)
+    shutil.copytree(tmp_path, shared_folder, dirs_exist_ok=True)
     return tmp_path
 
 

@@ -1,4 +1,4 @@
-"""What commands leave in a home folder, and on the screen."""
+"""Commands leave little in a home folder, and on the screen."""
 
 import os
 import subprocess

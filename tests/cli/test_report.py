@@ -13,19 +13,19 @@ MLP = Path(__file__).parent.parent / "data" / "mlp.onnx"
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def shared_folder(tmp_path_factory):
     """Filled by the first test that asks for a plan."""
     return tmp_path_factory.mktemp("made")
 
 
 @pytest.fixture
-def plan(made, program, tmp_path):
-    if any(made.iterdir()):
-        shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+def plan(shared_folder, program, tmp_path):
+    if any(shared_folder.iterdir()):
+        shutil.copytree(shared_folder, tmp_path, dirs_exist_ok=True)
     else:
         words = ("optimize", MLP, "-o", "mixed.onnx", "--device", "v100", "--plan", "plan.json")
         assert program(*words, "--report", "out.html") == 0
-        shutil.copytree(tmp_path, made, dirs_exist_ok=True)
+        shutil.copytree(tmp_path, shared_folder, dirs_exist_ok=True)
     return tmp_path / "plan.json"
 
 

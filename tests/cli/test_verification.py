@@ -52,8 +52,8 @@ def test_where_fp16_loses_fp32_is_written_and_exit_is_0(optimize, slower_in_fp16
     assert not plan["casts"]
     verified = [d for d in plan["decisions"] if d["decided_by"] == "verified-slower"]
     assert verified[0]["facts"]["low_ms"] == pytest.approx(3)
-    given, written = onnx.load(BERT), onnx.load(output)
-    assert [n.op_type for n in written.graph.node] == [n.op_type for n in given.graph.node]
+    fp32, written = onnx.load(BERT), onnx.load(output)
+    assert [n.op_type for n in written.graph.node] == [n.op_type for n in fp32.graph.node]
 
 
 def test_symbolic_dimensions_and_external_weights(optimize, tmp_path, capsys):
@@ -96,8 +96,8 @@ def test_a_real_batch_is_measured_on(optimize, tmp_path, capsys):
     ],
 )
 def test_misuse_is_said_before_anything_happens(optimize, capsys, words, code, message):
-    found, output = optimize(*words, model=MLP)
-    assert found == code
+    exit_code, output = optimize(*words, model=MLP)
+    assert exit_code == code
     assert message in capsys.readouterr().err
     assert not output.exists()
 

@@ -91,8 +91,8 @@ def test_one_store_as_if_one_process_had_timed(pool, home, tmp_path, monkeypatch
     assert signatures(together) == signatures(alone)
     with Store(together) as store:
         timer = NodeTimer(machine=here, store=store, only_stored=True)
-        made = calibrate(WORKLOAD, timer, target_of(here), Precision.FP16)
-    assert "not in the store" not in str(made.failures)
+        calibration = calibrate(WORKLOAD, timer, target_of(here), Precision.FP16)
+    assert "not in the store" not in str(calibration.failures)
     again = []
     run_campaign(pool, together, lambda *progress: again.append(progress))
     assert again == [(0, 0)]  # nothing is timed twice

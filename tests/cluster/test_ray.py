@@ -42,11 +42,11 @@ def folders(tmp_path_factory):
     for name in ("mixed", "fp32"):
         (folder / name).mkdir()
     for graph in GRAPHS:
-        given = ROOT / "benchmarks" / "data" / f"{graph}.onnx"
+        path = ROOT / "benchmarks" / "data" / f"{graph}.onnx"
         for strategy in ("optimal", "campo", "tf-amp"):
             options = Options(target=target("v100"), lists=preset("campo"), strategy=strategy)
-            export_model(optimize(given, options).model, folder / "mixed" / f"{graph}-{strategy}.onnx")
-            (folder / "fp32" / f"{graph}-{strategy}.onnx").write_bytes(given.read_bytes())
+            export_model(optimize(path, options).model, folder / "mixed" / f"{graph}-{strategy}.onnx")
+            (folder / "fp32" / f"{graph}-{strategy}.onnx").write_bytes(path.read_bytes())
     return folder
 
 
@@ -65,8 +65,8 @@ def alone(folders, pairs):
 def test_checks_are_those_of_one_process(pool, folders, pairs, alone, tmp_path, monkeypatch):
     monkeypatch.chdir(folders)
     with Results(tmp_path / "rows.jsonl") as results:
-        found = check_all(pairs, pool=pool, results=results)
-    assert [to_row(verdicts) for verdicts in found] == [to_row(verdicts) for verdicts in alone]
+        together = check_all(pairs, pool=pool, results=results)
+    assert [to_row(verdicts) for verdicts in together] == [to_row(verdicts) for verdicts in alone]
     assert {verdicts.passed for verdicts in alone} == {True, False}
 
 

@@ -96,9 +96,9 @@ def test_auto_measures_the_device_that_is_here() -> None:
     own = {node.name: ports_of(view.signature(node.name), LOW) for node in view.nodes}
     assert is_here(CPU)
     with Store() as store:
-        found = costs_for(view, own, CPU, LOW, CostSource.AUTO, Evidence(store=store, threads=1))
-    assert found.source == "measure"
-    assert found.nodes[view.nodes[0].name].source == "measure"
+        costs = costs_for(view, own, CPU, LOW, CostSource.AUTO, Evidence(store=store, threads=1))
+    assert costs.source == "measure"
+    assert costs.nodes[view.nodes[0].name].source == "measure"
 
 
 def test_auto_takes_the_calibration_that_ships_and_falls_back_to_figures(

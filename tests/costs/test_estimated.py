@@ -48,19 +48,19 @@ def on_gpu(**changes: Any) -> Target:
 
 def graph(*nodes: tuple[str, list[tuple[int, ...]], tuple[int, ...]]) -> GraphView:
     """Unconnected nodes n0, n1, …: label, input shapes, output shape."""
-    made: list[OpNode] = []
+    op_nodes: list[OpNode] = []
     shapes: dict[str, tuple[int, ...]] = {}
     for number, (label, inputs, output) in enumerate(nodes):
         names = [f"n{number}x{i}" for i in range(len(inputs))]
         shapes |= dict(zip(names, inputs, strict=True)) | {f"n{number}y": output}
-        made.append(
+        op_nodes.append(
             OpNode(name=f"n{number}", op=OpKey.parse(label), inputs=tuple(names), outputs=(f"n{number}y",))
         )
     tensors = {
         name: TensorInfo(name=name, dtype=TensorProto.FLOAT, shape=shape, kind=TensorKind.ACTIVATION)
         for name, shape in shapes.items()
     }
-    return GraphView(nodes=tuple(made), tensors=tensors, inputs=(), outputs=(), opset={"": 20})
+    return GraphView(nodes=tuple(op_nodes), tensors=tensors, inputs=(), outputs=(), opset={"": 20})
 
 
 def costs(
@@ -117,8 +117,8 @@ def test_steps_of_a_recurrent_layer_are_launches() -> None:
 
 def test_host_nodes_and_constants() -> None:
     view = graph(("Reshape", [(9,), (1,)], (9,)), ("Shape", [(9,)], (1,)), ("Constant", [], (9,)))
-    found = [(c.fp32_us, c.low_us) for c in costs(view, Ports()).nodes.values()]
-    assert found == [(1.0, 1.0), (1.0, 1.0), (0.0, 0.0)]
+    times_us = [(c.fp32_us, c.low_us) for c in costs(view, Ports()).nodes.values()]
+    assert times_us == [(1.0, 1.0), (1.0, 1.0), (0.0, 0.0)]
 
 
 def test_refused_node_gains_nothing() -> None:

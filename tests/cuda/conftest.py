@@ -24,9 +24,9 @@ def graphs() -> list[Path]:
     """The repository's graphs, and those of the folder CAMPO_GRAPHS."""
     shared = os.environ.get("CAMPO_GRAPHS", "")
     more = sorted(Path(shared).glob("*.onnx")) if shared else []
-    known = {path.name for path in more}
+    names = {path.name for path in more}
     return [
-        path for path in sorted([*_OWN.glob("*.onnx"), *_HERE.glob("*.onnx")]) if path.name not in known
+        path for path in sorted([*_OWN.glob("*.onnx"), *_HERE.glob("*.onnx")]) if path.name not in names
     ] + more
 
 
@@ -56,7 +56,7 @@ def cuda() -> Machine:
 
 @dataclass(frozen=True)
 class Stub:
-    """What the stub of the CUDA runtime counted."""
+    """Counters of the stub of the CUDA runtime."""
 
     library: ctypes.CDLL
 
@@ -76,6 +76,6 @@ def stub(cuda: Machine) -> Stub:
     """The stub, for what only it can count."""
     if not cuda.device.startswith(STUB):
         pytest.skip("counted on the stubs only")
-    found = Stub(ctypes.CDLL("libcudart.so.13"))
-    found.reset()
-    return found
+    counters = Stub(ctypes.CDLL("libcudart.so.13"))
+    counters.reset()
+    return counters

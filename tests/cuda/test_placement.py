@@ -51,19 +51,19 @@ def casts(nodes: list[onnx.NodeProto]) -> int:
 
 @pytest.mark.parametrize("path", GRAPHS, ids=lambda path: path.stem)
 def test_the_given_graph_runs_on_cuda(path: Path, cuda: Machine) -> None:
-    given = imported(path)
-    step = load(given.model, cuda, folder=given.folder).placed(synthesize(given.view))
+    fp32 = imported(path)
+    step = load(fp32.model, cuda, folder=fp32.folder).placed(synthesize(fp32.view))
     step()
     step()
     assert not [
-        n for n in optimized_nodes(given.model, "cuda", folder=given.folder) if n.op_type.startswith("Memcpy")
+        n for n in optimized_nodes(fp32.model, "cuda", folder=fp32.folder) if n.op_type.startswith("Memcpy")
     ]
 
 
 @pytest.mark.parametrize("path", GRAPHS, ids=lambda path: path.stem)
 @pytest.mark.parametrize(("strategy", "low"), PLANS, ids=lambda value: getattr(value, "value", value))
 def test_the_mixed_graph_runs_on_cuda(path: Path, strategy: str, low: Precision, cuda: Machine) -> None:
-    given = imported(path)
+    fp32 = imported(path)
     options = Options(
         target=target("h100"),
         lists=oplists(STRATEGIES[strategy].default_lists),
@@ -72,8 +72,8 @@ def test_the_mixed_graph_runs_on_cuda(path: Path, strategy: str, low: Precision,
         dims=DIMS.get(path.stem, {}),
     )
     mixed = optimize_model(path, options).model
-    load(mixed, cuda, folder=given.folder).placed(synthesize(given.view))()
-    nodes = optimized_nodes(mixed, "cuda", folder=given.folder)
+    load(mixed, cuda, folder=fp32.folder).placed(synthesize(fp32.view))()
+    nodes = optimized_nodes(mixed, "cuda", folder=fp32.folder)
     assert not [node for node in nodes if node.op_type.startswith("Memcpy")]
     assert casts(nodes) == casts(list(mixed.graph.node)), "ONNX Runtime inserted or dropped a Cast"
 

@@ -36,8 +36,8 @@ def session(work: Path, *words: str, steps: str = STEPS) -> "subprocess.Popen[st
 
 
 def records(work: Path) -> dict[str, dict[str, object]]:
-    found = sorted((work / "session_cuda").glob("*.step.json"))
-    return {path.name.removesuffix(".step.json"): json.loads(path.read_text()) for path in found}
+    paths = sorted((work / "session_cuda").glob("*.step.json"))
+    return {path.name.removesuffix(".step.json"): json.loads(path.read_text()) for path in paths}
 
 
 def failure_of(facts: dict[str, object]) -> str:
@@ -65,9 +65,9 @@ def test_a_session_that_is_killed_ten_times_comes_to_its_end(tmp_path: Path) -> 
     said, _ = last.communicate()
     assert last.returncode == 0, said
     assert said.rstrip().endswith("all done")
-    found = records(tmp_path)
-    assert set(found) == set(STEPS.split(","))
-    assert {name: failure_of(facts) for name, facts in found.items() if failure_of(facts)} == {}
+    by_step = records(tmp_path)
+    assert set(by_step) == set(STEPS.split(","))
+    assert {name: failure_of(facts) for name, facts in by_step.items() if failure_of(facts)} == {}
     with tarfile.open(tmp_path / "session_cuda.tar.gz") as archive:
         names = {Path(name).name for name in archive.getnames()}
     assert {"timings.sqlite", "calibration_quick.step.json"} <= names
@@ -82,9 +82,9 @@ def test_a_step_that_ends_its_process_costs_that_step_only(tmp_path: Path) -> No
     running = session(tmp_path, steps="facts,calibration_quick,launches")
     said, _ = running.communicate()
     assert running.returncode == 0, said
-    found = records(tmp_path)
-    assert "3 processes ended in it" in str(found["facts"]["failure"])
-    assert failure_of(found["calibration_quick"]) == failure_of(found["launches"]) == ""
+    by_step = records(tmp_path)
+    assert "3 processes ended in it" in str(by_step["facts"]["failure"])
+    assert failure_of(by_step["calibration_quick"]) == failure_of(by_step["launches"]) == ""
 
 
 def test_nothing_of_the_stubs_gets_among_the_results() -> None:

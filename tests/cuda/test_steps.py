@@ -41,9 +41,9 @@ from campo_onnx.runtime.registry import load, machine
 from campo_onnx.training.flat_state import flat_layout
 from campo_onnx.training.gradient_interface import gradient_interface
 from campo_onnx.training.low_weights import flat_weights, with_low_weights
-given = import_model(Path(sys.argv[1]))
+imported = import_model(Path(sys.argv[1]))
 try:
-    step = load(given.model, machine("cuda")).placed(synthesize(given.view))
+    step = load(imported.model, machine("cuda")).placed(synthesize(imported.view))
     for _ in range(3):
         step()
 except CampoError as error:
@@ -64,8 +64,8 @@ def in_a_process(graph: Path, **settings: str) -> subprocess.CompletedProcess[st
 
 @pytest.mark.parametrize("name", ["mlp", "resblocks", "bert2_mlm_sdpa", "alexnet_like"])
 def test_a_step_is_captured_once_and_replayed(name: str, cuda: Machine, stub: Stub) -> None:
-    given = import_model(DATA / f"{name}.onnx")
-    step = load(given.model, cuda, settings=LoadSettings(captures=True)).placed(synthesize(given.view))
+    imported = import_model(DATA / f"{name}.onnx")
+    step = load(imported.model, cuda, settings=LoadSettings(captures=True)).placed(synthesize(imported.view))
     for _ in range(4):
         step()
     counts = stub.counts()
@@ -89,8 +89,8 @@ def test_a_view_inside_a_graph_asks_nothing_of_the_device(cuda: Machine, stub: S
 
 
 def test_patterns_of_memory_do_not_double_what_is_held(cuda: Machine, stub: Stub) -> None:
-    given = import_model(DATA / "bert2_mlm_sdpa.onnx")
-    step = load(given.model, cuda).placed(synthesize(given.view))
+    imported = import_model(DATA / "bert2_mlm_sdpa.onnx")
+    step = load(imported.model, cuda).placed(synthesize(imported.view))
     step()
     first = stub.counts()["used_bytes"]
     step()
@@ -114,9 +114,9 @@ def test_a_device_that_vanishes_is_one_message(stub: Stub) -> None:
 @pytest.mark.parametrize("cuda_graph", [False, True])
 def test_a_training_session_steps(cuda_graph: bool, cuda: Machine) -> None:
     step = ROOT / "benchmarks" / "data" / "transformer_step.onnx"
-    given = import_model(step)
-    feeds = synthesize(given.view)
-    interface = step_interface(given.view, constants=given.constants)
+    imported = import_model(step)
+    feeds = synthesize(imported.view)
+    interface = step_interface(imported.view, constants=imported.constants)
     state = {name: feeds[name] for name in interface.state}
     session = TrainingSession(step, state, provider="cuda", cuda_graph=cuda_graph)
     batch = {name: feeds[name] for name in interface.feeds if name != "loss_scale"}
@@ -167,8 +167,8 @@ def test_what_is_planned_for_a_flat_session_is_what_runs(cuda: Machine, stub: St
     zeros = {name: np.zeros(spec.shape, spec.numpy_dtype) for name, spec in interface.step.state.items()}
     state = {name: feeds.get(name, value) for name, value in zeros.items()}
     session = TrainingSession(mixed, state, update=update, settings={"lr": 1e-3}, provider="cuda")
-    given = {name: feeds[name] for name in interface.step.feeds if name in feeds and name != "loss_scale"}
-    session.step(given)
+    inputs = {name: feeds[name] for name in interface.step.feeds if name in feeds and name != "loss_scale"}
+    session.step(inputs)
     stub.reset()
-    session.step(given)
+    session.step(inputs)
     assert stub.counts()["launches"] > len(casts)

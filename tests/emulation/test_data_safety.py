@@ -40,31 +40,31 @@ def batch(scale, seed=0):
 def test_a_harmless_taint_is_released_and_pays():
     imported = import_model(parser.parse_model(HARMLESS))
     before = optimize(imported.model, OPTIONS).plan
-    found = measure_safety(imported, OPTIONS, [batch(0.01)])
-    after = optimize(imported.model, found.applied_to(OPTIONS)).plan
-    assert found.released == {"mul", "add"}
-    assert not found.forbidden
+    safety = measure_safety(imported, OPTIONS, [batch(0.01)])
+    after = optimize(imported.model, safety.applied_to(OPTIONS)).plan
+    assert safety.released == {"mul", "add"}
+    assert not safety.forbidden
     assert {"mul", "add"} <= after.low_nodes - before.low_nodes
     assert after.predicted_us < before.predicted_us
-    assert found.gain_us == pytest.approx(before.predicted_us - after.predicted_us)
-    assert max(found.drift_after.values()) < 1e-2
+    assert safety.gain_us == pytest.approx(before.predicted_us - after.predicted_us)
+    assert max(safety.drift_after.values()) < 1e-2
 
 
 def test_what_overflows_on_the_data_is_forbidden():
     imported = import_model(parser.parse_model(LARGE))
     assert "mul" in optimize(imported.model, OPTIONS).plan.low_nodes
-    found = measure_safety(imported, OPTIONS, [batch(30.0)])
-    assert "mul" in found.forbidden
-    assert "overflows fp16" in found.forbidden["mul"].reason
-    plan = optimize(imported.model, found.applied_to(OPTIONS)).plan
+    safety = measure_safety(imported, OPTIONS, [batch(30.0)])
+    assert "mul" in safety.forbidden
+    assert "overflows fp16" in safety.forbidden["mul"].reason
+    plan = optimize(imported.model, safety.applied_to(OPTIONS)).plan
     decision = next(d for d in plan.decisions if d.node == "mul")
     assert (decision.precision, decision.decided_by) == (Precision.FP32, Reason.DATA_OVERFLOW)
 
 
 def test_one_batch_of_many_is_enough_to_forbid():
     imported = import_model(parser.parse_model(LARGE))
-    found = measure_safety(imported, OPTIONS, [batch(0.01), batch(30.0), batch(0.01, seed=1)])
-    assert "mul" in found.forbidden
+    safety = measure_safety(imported, OPTIONS, [batch(0.01), batch(30.0), batch(0.01, seed=1)])
+    assert "mul" in safety.forbidden
 
 
 @pytest.mark.parametrize("budget", [1e-4, 1e-9])
@@ -73,10 +73,10 @@ def test_the_result_keeps_the_budget(budget):
     imported = import_model(parser.parse_model(HARMLESS))
     lists_alone = measure_safety(imported, OPTIONS, [batch(0.01)], budget=1.0)
     assert max(lists_alone.drift_after.values()) > budget
-    found = measure_safety(imported, OPTIONS, [batch(0.01)], budget=budget)
-    assert max(found.drift_after.values()) <= budget
-    assert Reason.DATA_BUDGET in {verdict.decided_by for verdict in found.forbidden.values()}
-    plan = optimize(imported.model, found.applied_to(OPTIONS)).plan
+    safety = measure_safety(imported, OPTIONS, [batch(0.01)], budget=budget)
+    assert max(safety.drift_after.values()) <= budget
+    assert Reason.DATA_BUDGET in {verdict.decided_by for verdict in safety.forbidden.values()}
+    plan = optimize(imported.model, safety.applied_to(OPTIONS)).plan
     assert len(plan.low_nodes) < len(optimize(imported.model, OPTIONS).plan.low_nodes)
 
 
@@ -102,13 +102,13 @@ def test_a_gradient_that_vanishes_is_no_harmless_release():
         "tiny": np.array(1e-8, np.float32),
     }
     feeds["x"] *= 0.02
-    found = measure_safety(import_model(model), OPTIONS, [feeds])
-    plan = optimize(model, found.applied_to(OPTIONS)).plan
-    actual = run(emulate(optimize(model, found.applied_to(OPTIONS)).model), feeds, machine("cpu"))
+    safety = measure_safety(import_model(model), OPTIONS, [feeds])
+    plan = optimize(model, safety.applied_to(OPTIONS)).plan
+    actual = run(emulate(optimize(model, safety.applied_to(OPTIONS)).model), feeds, machine("cpu"))
     expected = run(model, feeds, machine("cpu"))
     change = (expected["new_w"] - feeds["w"]).astype(np.float64)
     assert np.linalg.norm(actual["new_w"] - expected["new_w"]) <= 0.011 * np.linalg.norm(change), plan
-    assert set(found.drift_after) == {"loss", "new_w", "far", "chosen"}
+    assert set(safety.drift_after) == {"loss", "new_w", "far", "chosen"}
 
 
 def test_the_update_and_the_loss_are_never_released():
@@ -124,8 +124,8 @@ def test_the_update_and_the_loss_are_never_released():
         "w": (0.01 * rng.normal(size=(64, 64))).astype(np.float32),
         "lr": np.array(0.1, np.float32),
     }
-    found = measure_safety(imported, OPTIONS, [feeds])
-    plan = optimize(imported.model, found.applied_to(OPTIONS)).plan
+    safety = measure_safety(imported, OPTIONS, [feeds])
+    plan = optimize(imported.model, safety.applied_to(OPTIONS)).plan
     precision = {d.node: d.precision for d in plan.decisions}
     assert {precision[name] for name in ("exp", "mean", "scale", "step")} == {Precision.FP32}
 

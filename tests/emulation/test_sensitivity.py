@@ -222,22 +222,22 @@ def test_several_batches_are_averaged():
 
 def test_the_frontier_of_a_graph_is_near_what_its_plans_compute():
     imported, problem, options = posed("alexnet_like")
-    found = measured_frontier(imported, problem, options, [batch_of(imported)])
-    assert len(found.plans) > 2
-    fastest, exact = found.plans[0], found.plans[-1]
+    frontier = measured_frontier(imported, problem, options, [batch_of(imported)])
+    assert len(frontier.plans) > 2
+    fastest, exact = frontier.plans[0], frontier.plans[-1]
     assert fastest.plan.low_nodes == optimize(DATA / "alexnet_like.onnx", options).plan.low_nodes
     assert (exact.point.error, exact.emulated_error) == (0.0, 0.0)
-    assert all(0.3 < factor < 3.0 for factor in found.factors)
-    assert len(found.factors) == len(found.plans) - 1
-    for one in found.plans:
+    assert all(0.3 < factor < 3.0 for factor in frontier.factors)
+    assert len(frontier.factors) == len(frontier.plans) - 1
+    for one in frontier.plans:
         assert (one.point.time_us, one.speedup) == pytest.approx((one.plan.predicted_us, one.plan.speedup))
         assert (one.low_nodes, one.casts) == (len(one.plan.low_nodes), len(one.plan.casts))
-    assert any(one.casts for one in found.plans)
-    between = least_error_within(found.plans, found.plans[1].point.time_us)
-    assert between == found.plans[1]
+    assert any(one.casts for one in frontier.plans)
+    between = least_error_within(frontier.plans, frontier.plans[1].point.time_us)
+    assert between == frontier.plans[1]
     assert Reason.FRONTIER_LOW in {d.decided_by for d in between.plan.decisions}
     with pytest.raises(UsageError, match="the fastest is predicted to take"):
-        least_error_within(found.plans, fastest.point.time_us / 2)
+        least_error_within(frontier.plans, fastest.point.time_us / 2)
 
 
 def test_what_cannot_be_measured_is_told():

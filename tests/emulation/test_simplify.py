@@ -27,10 +27,10 @@ GRAPH = """
 
 
 def test_redundant_nodes_go_and_the_result_stays() -> None:
-    found = simplify(onnx.parser.parse_model(GRAPH))
-    assert [node.op_type for node in found.model.graph.node] == ["MatMul", "Mul"]
-    assert (found.nodes_before, found.nodes_after, found.why_not_run) == (6, 2, "")
-    onnx.checker.check_model(found.model, full_check=True)
+    result = simplify(onnx.parser.parse_model(GRAPH))
+    assert [node.op_type for node in result.model.graph.node] == ["MatMul", "Mul"]
+    assert (result.nodes_before, result.nodes_after, result.why_not_run) == (6, 2, "")
+    onnx.checker.check_model(result.model, full_check=True)
 
 
 ROUNDED_BY_RULES = {
@@ -114,9 +114,9 @@ def test_no_room_for_a_temporary_file_is_not_a_model_that_is_refused() -> None:
 
 
 def test_the_command_plans_what_is_left(tmp_path: Path) -> None:
-    given, mixed = tmp_path / "step.onnx", tmp_path / "mixed.onnx"
-    onnx.save(onnx.parser.parse_model(GRAPH), given)
-    command = ["optimize", str(given), "-o", str(mixed), "--device", "v100", "--simplify"]
+    fp32, mixed = tmp_path / "step.onnx", tmp_path / "mixed.onnx"
+    onnx.save(onnx.parser.parse_model(GRAPH), fp32)
+    command = ["optimize", str(fp32), "-o", str(mixed), "--device", "v100", "--simplify"]
     ran = subprocess.run(
         [sys.executable, "-m", "campo_onnx", *command], capture_output=True, text=True, check=True
     )
@@ -130,14 +130,14 @@ def test_weights_outside_the_model_are_read_and_written(tmp_path: Path) -> None:
     del model.graph.input[1]
     weights = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
     model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
-    given, mixed = tmp_path / "in" / "step.onnx", tmp_path / "out" / "mixed.onnx"
-    for folder in (given.parent, mixed.parent):
+    fp32, mixed = tmp_path / "in" / "step.onnx", tmp_path / "out" / "mixed.onnx"
+    for folder in (fp32.parent, mixed.parent):
         folder.mkdir()
-    onnx.save(model, given, save_as_external_data=True, location="w.bin", size_threshold=0)
-    before = (given.parent / "w.bin").read_bytes()
-    plan = ["--plan", str(given.parent / "w.bin"), "--force"]
+    onnx.save(model, fp32, save_as_external_data=True, location="w.bin", size_threshold=0)
+    before = (fp32.parent / "w.bin").read_bytes()
+    plan = ["--plan", str(fp32.parent / "w.bin"), "--force"]
     for more, code in ((plan, 2), ([], 0)):
-        command = ["optimize", str(given), "-o", str(mixed), "--device", "v100", "--simplify", *more]
+        command = ["optimize", str(fp32), "-o", str(mixed), "--device", "v100", "--simplify", *more]
         ran = subprocess.run(
             [sys.executable, "-m", "campo_onnx", *command], capture_output=True, text=True, check=False
         )
@@ -145,4 +145,4 @@ def test_weights_outside_the_model_are_read_and_written(tmp_path: Path) -> None:
     written = onnx.load(mixed)
     (stored,) = [t for t in written.graph.initializer if t.name == "w"]
     assert np.array_equal(onnx.numpy_helper.to_array(stored), weights)
-    assert (given.parent / "w.bin").read_bytes() == before
+    assert (fp32.parent / "w.bin").read_bytes() == before

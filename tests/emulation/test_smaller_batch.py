@@ -53,11 +53,11 @@ def test_a_heavy_step_runs_whole_on_fewer_rows(batches: list[dict[str, tuple[int
     optimized = optimize_model(parser.parse_model(HEADER + HEAVY), options)
     assert optimized.plan.low_nodes
     rng = np.random.default_rng(0)
-    given = [
+    own_batches = [
         Batch("mine", {n: rng.normal(size=s).astype(np.float32) * 0.03 for n, s in shapes.items()})
         for shapes in batches
     ]
-    outcome = probe(optimized, options, given, budget_s=1.0)
+    outcome = probe(optimized, options, own_batches, budget_s=1.0)
     assert outcome.coverage == 1.0
     assert "of 64 rows of the batch" in outcome.summary
 

@@ -22,5 +22,5 @@ class Layer(nn.Module):
 
     def forward(self, x: Any) -> Any:
         y = self.linear(x)
-        made = self.also(self, y)
-        return y if made is None else made
+        output = self.also(self, y)
+        return y if output is None else output

@@ -46,25 +46,25 @@ def test_arguments_may_be_nested_and_hold_what_is_no_tensor() -> None:
         return weighted_sum(y["twice"]), {"shown": {"first": y["twice"][0]}, "largest": y["twice"].max()}
 
     pair = [torch.randn(4, 3), {"by": torch.randn(3), "more": None}]
-    given = {"x": X, "mask": None, "pair": pair, "double": True, "how": "x"}
+    arguments = {"x": X, "mask": None, "pair": pair, "double": True, "how": "x"}
     module = Nested()
-    model = export_training_step(module, loss, given, loss_scale=False)
+    model = export_training_step(module, loss, arguments, loss_scale=False)
     inputs = [v.name for v in model.graph.input if v.name.startswith("input.")]
     assert inputs == ["input.x", "input.pair.0", "input.pair.1.by"]
     out = run(model, feeds_of(model, module, [X, pair[0], pair[1]["by"]]))
-    value, shown = loss(module(**given))
+    value, shown = loss(module(**arguments))
     assert float(out["loss"]) == pytest.approx(value.item(), rel=1e-5)
     assert deviation(out["output.shown.first"], shown["shown"]["first"].detach().numpy()) < TOLERANCE
     assert float(out["output.largest"]) == pytest.approx(shown["largest"].item(), rel=1e-5)
     value.backward()
     assert deviation(out["grad.linear.weight"], module.linear.weight.grad.numpy()) < TOLERANCE
     with pytest.raises(UsageError, match=r"example input 'x' is a NumPy array"):
-        export_training_step(module, loss, given | {"x": X.numpy()})
+        export_training_step(module, loss, arguments | {"x": X.numpy()})
 
 
 @dataclass
 class Kept:
-    """What torch does not look into."""
+    """An argument that torch does not look into."""
 
     x: Any
     rest: Any

@@ -1,4 +1,4 @@
-"""What a step reads of its batch, taken to be that of the example and checked in every step."""
+"""Properties of its batch that a step reads: taken from the example, and checked in every step."""
 
 import numpy as np
 import pytest

@@ -84,10 +84,10 @@ def test_compiled(function: Callable[..., Any], shape: tuple[int, ...]) -> None:
     module, x = Function(function, *shape), torch.randn(shape)
     eager = copy.deepcopy(module)
     run = torch.compile(module, backend=campo_onnx, dynamic=False, options={"fallback": "error"})
-    found, expected = weighted_sum(run(x)), weighted_sum(eager(x))
-    found.backward()
+    actual, expected = weighted_sum(run(x)), weighted_sum(eager(x))
+    actual.backward()
     expected.backward()
-    torch.testing.assert_close(found, expected, rtol=TOLERANCE, atol=TOLERANCE)
+    torch.testing.assert_close(actual, expected, rtol=TOLERANCE, atol=TOLERANCE)
     largest = eager.weight.grad.abs().max()
     assert (module.weight.grad - eager.weight.grad).abs().max() < TOLERANCE * largest
 

@@ -174,10 +174,10 @@ def test_forms_are_chosen_at_the_example_and_hold_at_every_size(place, make, wid
     for size in (1, 2, 8, 9, 32):
         x, y = torch.randn(size, 3, wide, wide), torch.randint(0, 5, (size,))
         feeds = {n: a for n, a in state.items() if n in names} | {"input.x": x.numpy(), "target.y": y.numpy()}
-        expected, found = portable.run(feeds), fast.run(feeds)
+        expected, actual = portable.run(feeds), fast.run(feeds)
         largest = max(np.linalg.norm(a) for n, a in expected.items() if n.startswith("grad."))
         for name, value in expected.items():
-            error = np.linalg.norm(found[name] - value)
+            error = np.linalg.norm(actual[name] - value)
             least = 1e-2 * largest if name.startswith("grad.") else 0
             assert error <= 1e-5 * max(np.linalg.norm(value), least), (size, name)
 

@@ -49,10 +49,10 @@ def test_what_makes_an_output(case: str) -> None:
     onnx.checker.check_model(model, full_check=True)
     assert [node.op_type for node in model.graph.node] == expected
     x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-    (found,) = ReferenceEvaluator(model).run(None, {"x": x})
+    (actual,) = ReferenceEvaluator(model).run(None, {"x": x})
     whole = x.sum(2) if "last" in case else x.sum(0) * (0.5 if "scaled" in case or "keeps" in case else 1)
-    assert found.shape == y.shape
-    np.testing.assert_array_equal(found.ravel(), np.tile(whole.ravel(), found.size // whole.size))
+    assert actual.shape == y.shape
+    np.testing.assert_array_equal(actual.ravel(), np.tile(whole.ravel(), actual.size // whole.size))
 
 
 def test_a_value_that_is_an_output_itself_stays() -> None:

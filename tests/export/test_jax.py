@@ -126,9 +126,9 @@ def test_loss_scale_leaves_gradients_unscaled_and_reports_overflow() -> None:
 
 
 def test_a_whole_step_is_named_by_its_dictionaries() -> None:
-    def step(given: Any) -> Any:
-        loss, gradients = jax.value_and_grad(mlp)(given["param"], **given["input"])
-        new = jax.tree.map(lambda p, g: p - given["lr"] * g, given["param"], gradients)
+    def step(inputs: Any) -> Any:
+        loss, gradients = jax.value_and_grad(mlp)(inputs["param"], **inputs["input"])
+        new = jax.tree.map(lambda p, g: p - inputs["lr"] * g, inputs["param"], gradients)
         return {"loss": loss, "new": new}
 
     parameters, x = {"a": array(6, 8), "b": array(8), "c": array(8, 3)}, array(4, 6)
@@ -138,7 +138,7 @@ def test_a_whole_step_is_named_by_its_dictionaries() -> None:
 
 def test_inputs_and_outputs_are_not_called_the_same() -> None:
     with pytest.raises(UsageError, match=r"x is an input and an output"):
-        export_function(lambda given: {"x": given["x"] + 1}, {"x": array(2)})
+        export_function(lambda inputs: {"x": inputs["x"] + 1}, {"x": array(2)})
 
 
 def test_nodes_are_named_after_scopes() -> None:

@@ -35,32 +35,32 @@ def array(leaf: Any) -> Any:
     return np.asarray(leaf, np.int32 if isinstance(leaf, int) else None)
 
 
-def worst(step: Step, given: Any) -> float:
+def worst(step: Step, inputs: Any) -> float:
     """Run two steps, exported and in JAX, each on what its own first one returned as ``state``."""
-    model = export_function(step, given)
+    model = export_function(step, inputs)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     reads = {value.name for value in session.get_inputs()}
     names = [value.name for value in session.get_outputs()]
-    feeds = dict(zip(names_of(given), jax.tree.leaves(given), strict=True))
+    feeds = dict(zip(names_of(inputs), jax.tree.leaves(inputs), strict=True))
     feeds = {name: array(feeds[name]) for name in reads}
     far = 0.0
     for _ in range(2):
-        found = dict(zip(names, session.run(names, feeds), strict=True))
-        expected = step(given)
+        outputs = dict(zip(names, session.run(names, feeds), strict=True))
+        expected = step(inputs)
         for name, leaf in zip(names_of(expected), map(array, jax.tree.leaves(expected)), strict=True):
-            far = max(far, float(np.abs(found[name] - leaf).max() / (np.abs(leaf).max() or 1)))
-        feeds |= {k: v for k, v in found.items() if k in reads}
-        feeds |= {f"state.{k.removeprefix('new.')}": v for k, v in found.items() if k.startswith("new.")}
+            far = max(far, float(np.abs(outputs[name] - leaf).max() / (np.abs(leaf).max() or 1)))
+        feeds |= {k: v for k, v in outputs.items() if k in reads}
+        feeds |= {f"state.{k.removeprefix('new.')}": v for k, v in outputs.items() if k.startswith("new.")}
         feeds = {k: v for k, v in feeds.items() if k in reads}
-        given = {**given, "state": expected["new"]}
+        inputs = {**inputs, "state": expected["new"]}
     return far
 
 
 def of_optax(transformation: Any) -> tuple[Step, Any]:
-    def step(given: Any) -> Any:
-        parameters, state = given["state"]["p"], given["state"]["o"]
+    def step(inputs: Any) -> Any:
+        parameters, state = inputs["state"]["p"], inputs["state"]["o"]
         loss, gradients = jax.value_and_grad(
-            lambda p: entropy(given["x"] @ p["w"].T + p["b"][:3], given["y"])
+            lambda p: entropy(inputs["x"] @ p["w"].T + p["b"][:3], inputs["y"])
         )(parameters)
         updates, state = transformation.update(gradients, state, parameters)
         return {"loss": loss, "new": {"p": optax.apply_updates(parameters, updates), "o": state}}
@@ -74,10 +74,10 @@ def of_linen(transformation: Any) -> tuple[Step, Any]:
     state = TrainState.create(apply_fn=module.apply, params=parameters, tx=transformation)
 
     @jax.jit
-    def step(given: Any) -> Any:
-        now = given["state"]
+    def step(inputs: Any) -> Any:
+        now = inputs["state"]
         loss, gradients = jax.value_and_grad(
-            lambda p: entropy(now.apply_fn({"params": p}, given["x"]), given["y"])
+            lambda p: entropy(now.apply_fn({"params": p}, inputs["x"]), inputs["y"])
         )(now.params)
         return {"loss": loss, "new": now.apply_gradients(grads=gradients)}
 
@@ -99,9 +99,9 @@ def of_nnx(transformation: Any) -> tuple[Step, Any]:
     network = Network(nnx.Rngs(0))
     graph, state = nnx.split((network, nnx.Optimizer(network, transformation, wrt=nnx.Param)))
 
-    def step(given: Any) -> Any:
-        module, optimizer = nnx.merge(graph, given["state"])
-        loss, gradients = nnx.value_and_grad(lambda m: entropy(m(given["x"]), given["y"]))(module)
+    def step(inputs: Any) -> Any:
+        module, optimizer = nnx.merge(graph, inputs["state"])
+        loss, gradients = nnx.value_and_grad(lambda m: entropy(m(inputs["x"]), inputs["y"]))(module)
         optimizer.update(module, gradients)
         return {"loss": loss, "new": nnx.state((module, optimizer))}
 
@@ -116,11 +116,11 @@ def of_equinox(transformation: Any) -> tuple[Step, Any]:
     def loss_of(module: Any, x: Any, y: Any) -> Any:
         return entropy(jax.vmap(module)(x), y)
 
-    def step(given: Any) -> Any:
-        module = eqx.combine(given["state"]["m"], rest)
-        loss, gradients = loss_of(module, given["x"], given["y"])
+    def step(inputs: Any) -> Any:
+        module = eqx.combine(inputs["state"]["m"], rest)
+        loss, gradients = loss_of(module, inputs["x"], inputs["y"])
         updates, state = transformation.update(
-            gradients, given["state"]["o"], eqx.filter(module, eqx.is_inexact_array)
+            gradients, inputs["state"]["o"], eqx.filter(module, eqx.is_inexact_array)
         )
         module = eqx.apply_updates(module, updates)
         return {"loss": loss, "new": {"m": eqx.filter(module, eqx.is_inexact_array), "o": state}}
@@ -170,4 +170,4 @@ def test_what_keeps_a_key_is_refused(transformation: Any, message: str) -> None:
 def test_a_module_with_functions_in_it_is_taken_apart_first() -> None:
     network = eqx.nn.MLP(6, 3, 8, 2, key=jax.random.key(0))
     with pytest.raises(CampoError, match=r"'m.activation' is not an array .*eqx.partition"):
-        export_function(lambda given: {"y": jax.vmap(given["m"])(jnp.asarray(X))}, {"m": network})
+        export_function(lambda inputs: {"y": jax.vmap(inputs["m"])(jnp.asarray(X))}, {"m": network})

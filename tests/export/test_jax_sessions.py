@@ -37,8 +37,8 @@ def batch_of(size: int) -> dict[str, Any]:
 
 
 def session(size: int, parameters: Any) -> TrainingSession:
-    given = {"batch": batch_of(size), "how": "mean", "weighs": True, "more": None}
-    step = export_training_step(loss, parameters, given)
+    example = {"batch": batch_of(size), "how": "mean", "weighs": True, "more": None}
+    step = export_training_step(loss, parameters, example)
     assert {v.name for v in step.graph.input} == {
         *("input.batch.x", "input.batch.y", "loss_scale", "param.bias", "param.kernel"),
     }
@@ -69,13 +69,13 @@ def test_an_epoch_with_a_smaller_last_batch_trains_and_is_evaluated_as_in_jax() 
         updates, state = optimizer.update(gradients, state, parameters)
         parameters = optax.apply_updates(parameters, updates)
 
-    found = tree_of(last.state(), PARAMETERS)
-    assert jax.tree.structure(found) == jax.tree.structure(PARAMETERS)
-    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(parameters), strict=True):
+    weights = tree_of(last.state(), PARAMETERS)
+    assert jax.tree.structure(weights) == jax.tree.structure(PARAMETERS)
+    for ours, theirs in zip(jax.tree.leaves(weights), jax.tree.leaves(parameters), strict=True):
         assert ours == pytest.approx(np.asarray(theirs), rel=1e-4, abs=1e-6)
 
-    def evaluated(given: Any) -> Any:
-        value, shown = loss(given["param"], given["input"], how="mean")
+    def evaluated(inputs: Any) -> Any:
+        value, shown = loss(inputs["param"], inputs["input"], how="mean")
         return {"loss": value, "output": shown}
 
     import onnxruntime
@@ -83,7 +83,7 @@ def test_an_epoch_with_a_smaller_last_batch_trains_and_is_evaluated_as_in_jax() 
     model = export_function(evaluated, {"param": PARAMETERS, "input": batch_of(4)})
     runs = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     batch = {f"input.{name}": value for name, value in batch_of(4).items()}
-    (value,) = runs.run(["loss"], first_state(found) | batch)
+    (value,) = runs.run(["loss"], first_state(weights) | batch)
     assert value == pytest.approx(float(loss(parameters, batch_of(4), how="mean")[0]), rel=1e-4)
 
 

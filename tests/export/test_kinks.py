@@ -109,8 +109,8 @@ def test_hard_swish_of_infinity() -> None:
     module = Shifted(lambda x: F.hardswish(x).clamp(max=9), x.shape)
     model = export_training_step(module, mean, x, loss_scale=False)
     mean(module(x)).backward()
-    found = run(model, feeds_of(model, module, [x]))["grad.shift"]
-    np.testing.assert_allclose(found, module.shift.grad, rtol=TOLERANCE)
+    gradient = run(model, feeds_of(model, module, [x]))["grad.shift"]
+    np.testing.assert_allclose(gradient, module.shift.grad, rtol=TOLERANCE)
 
 
 FINITE = (0.0, -0.0, 0.5, -0.5, 0.1, -3.7, 5.0, -7.0, 2.0, 1e-25, -1e-25, 1.5e-25)
@@ -126,10 +126,10 @@ def test_quotients_and_remainders_of_zero_infinity_and_small_numbers(function: C
         return one, {"whole": function(a, b), "by_number": function(a, 0.1), "by_negative": function(a, -3.0)}
 
     model = export_training_step(module, loss, [torch.ones(())], [a, b], loss_scale=False)
-    found = run(model, feeds_of(model, module, [torch.ones(()), a, b]))
+    outputs = run(model, feeds_of(model, module, [torch.ones(()), a, b]))
     expected = loss(None, a, b)[1]
     for name, values in expected.items():
-        np.testing.assert_allclose(found[f"output.{name}"], values, rtol=TOLERANCE)
+        np.testing.assert_allclose(outputs[f"output.{name}"], values, rtol=TOLERANCE)
 
 
 def test_a_rectifier_in_front_of_a_pool_is_told_from_the_maxima() -> None:
@@ -145,9 +145,9 @@ def test_the_grid_of_nearest_places_has_a_gradient_of_zero_that_updates_see(padd
     """Without one, the weights behind the grid would not decay."""
     module = Shifted(sampled(mode="nearest", padding_mode=padding, align_corners=False), GRID)
     model = export_training_step(module, mean, torch.zeros(GRID), loss_scale=False)
-    found = against_torch.run(model, against_torch.feeds_of(model, module, [torch.zeros(GRID)]))
-    assert found["grad.shift"].shape == GRID
-    assert not found["grad.shift"].any()
+    outputs = against_torch.run(model, against_torch.feeds_of(model, module, [torch.zeros(GRID)]))
+    assert outputs["grad.shift"].shape == GRID
+    assert not outputs["grad.shift"].any()
 
 
 class Headless(nn.Module):

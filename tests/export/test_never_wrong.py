@@ -1,4 +1,4 @@
-"""What a graph cannot keep is done right or refused, and the module is left as it was."""
+"""Behaviour that a graph cannot keep is done right or refused, and the module is left as it was."""
 
 import functools
 import itertools

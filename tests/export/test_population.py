@@ -38,9 +38,9 @@ def test_the_alexnets_have_the_papers_layers_and_figures():
 @pytest.mark.parametrize("number", [7, 9])
 def test_a_row_has_what_the_product_plans(number):
     """Priced without plans, and with problems shared by devices; an AlexNet and a transformer."""
-    found, model = row(number, ("v100", "h200")), exported(network(number), FORM)
+    record, model = row(number, ("v100", "h200")), exported(network(number), FORM)
     for name in ("v100", "h200"):
-        figures = found["devices"][name]
+        figures = record["devices"][name]
         assert figures["predicted_us"].keys() == {*PLANNED}
         for strategy in (*PLANNED[1:6], "optimal"):
             lists = {"tf-amp": "tf115", "torch-amp": "pytorch", "nvidia-amp": "nvidia"}.get(strategy, "campo")
@@ -62,7 +62,7 @@ def test_steps_are_measured_where_a_device_is(monkeypatch):
     monkeypatch.setattr(networks, "ACTIVATIONS_BYTES", 3e7)
     numbers = [n for n in range(10) if FAMILIES[n % 5] == "transformer"]
     drawn = min((network(n) for n in numbers), key=activation_bytes)
-    found = measured(import_model(exported(drawn)), "cpu", steps=2)
-    assert found["provider"] == "cpu"
-    assert {*found["rows"]} == {"fp32", ALL_FP16, "tf-amp", "fine-grained", "campo", "optimal"}
-    assert found["rows"]["fp32"]["us"] > 0
+    timings = measured(import_model(exported(drawn)), "cpu", steps=2)
+    assert timings["provider"] == "cpu"
+    assert {*timings["rows"]} == {"fp32", ALL_FP16, "tf-amp", "fine-grained", "campo", "optimal"}
+    assert timings["rows"]["fp32"]["us"] > 0

@@ -1,4 +1,4 @@
-"""What inputs and outputs are called: written by exporters, read by sessions."""
+"""Names of inputs and outputs: written by exporters, read by sessions."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from campo_onnx.step import naming as step_naming
 
 
 @pytest.mark.parametrize(
-    ("given", "following"),
+    ("name", "following"),
     [
         (step_naming.parameter("fc.weight"), step_naming.new_parameter("fc.weight")),
         (step_naming.buffer("bn.running_mean"), step_naming.new_buffer("bn.running_mean")),
@@ -14,10 +14,10 @@ from campo_onnx.step import naming as step_naming
         (step_naming.STEP, step_naming.STEP_OUT),
     ],
 )
-def test_state_is_paired_with_its_next_value(given: str, following: str) -> None:
-    assert step_naming.next_value(given) == following
+def test_state_is_paired_with_its_next_value(name: str, following: str) -> None:
+    assert step_naming.next_value(name) == following
     assert step_naming.is_next_value(following)
-    assert not step_naming.is_next_value(given)
+    assert not step_naming.is_next_value(name)
 
 
 @pytest.mark.parametrize(
@@ -47,5 +47,5 @@ def test_only_what_the_optimizer_does_not_touch_may_be_frozen() -> None:
         step_naming.state("m", "fc.weight"),
         step_naming.buffer("mean"),
     ]
-    found = [name for name in inputs if step_naming.may_be_frozen(name, inputs)]
-    assert found == ["param.weight", "param.frozen", "buf.mean"]
+    names = [name for name in inputs if step_naming.may_be_frozen(name, inputs)]
+    assert names == ["param.weight", "param.frozen", "buf.mean"]

@@ -150,7 +150,7 @@ def session(model: onnx.ModelProto, level: Any) -> onnxruntime.InferenceSession:
 
 
 def test_each_target_moves_less_than_the_one_before() -> None:
-    made = {}
+    moved_bytes = {}
     for target in (None, "cpu", "v100"):
         model = export_training_step(
             Attention(p=0.1),
@@ -158,10 +158,10 @@ def test_each_target_moves_less_than_the_one_before() -> None:
             [torch.randn(8, 64, 16), torch.randn(8, 1, 1, 64)],
             target=target,
         )
-        made[target] = traffic(import_model(model).view).total.moved_bytes
+        moved_bytes[target] = traffic(import_model(model).view).total.moved_bytes
         domains = {node.domain for node in model.graph.node}
         assert domains == ({"", "com.microsoft"} if target else {""})
-    assert made["v100"] < made["cpu"] < made[None]
+    assert moved_bytes["v100"] < moved_bytes["cpu"] < moved_bytes[None]
 
 
 def test_sums_of_many_rows_are_as_exact_as_torchs_on_a_cpu() -> None:
@@ -170,8 +170,8 @@ def test_sums_of_many_rows_are_as_exact_as_torchs_on_a_cpu() -> None:
     gradient = torch.randn(4096, 64)
     exact = gradient.double().sum(0).numpy()
 
-    def error(found: Any) -> float:
-        return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
+    def error(actual: Any) -> float:
+        return float(np.linalg.norm(actual - exact) / np.linalg.norm(exact))
 
     errors = {}
     for target in (None, "cpu", "v100"):
@@ -182,11 +182,11 @@ def test_sums_of_many_rows_are_as_exact_as_torchs_on_a_cpu() -> None:
             "input.input": x,
             "target.g": gradient,
         }
-        given = {n: t.detach().numpy() for n, t in feeds.items()} | {"loss_scale": np.array(1, np.float32)}
+        arrays = {n: t.detach().numpy() for n, t in feeds.items()} | {"loss_scale": np.array(1, np.float32)}
         names = [i.name for i in step.graph.input]
         loaded = session(step, _LEVEL.ORT_ENABLE_ALL)
-        (found,) = loaded.run(["grad.bias"], {n: given[n] for n in names})
-        errors[target] = error(found)
+        (actual,) = loaded.run(["grad.bias"], {n: arrays[n] for n in names})
+        errors[target] = error(actual)
     assert max(errors[None], errors["cpu"]) < 2 * error(gradient.sum(0).numpy()) < errors["v100"]
 
 

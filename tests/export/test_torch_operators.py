@@ -349,7 +349,7 @@ def test_long_sums_of_like_numbers_keep_their_digits(loss: Callable[..., Any]) -
     x = torch.full((100, 300), 0.7)
     model = export_training_step(Function(lambda y: y), loss, x, loss_scale=False)
     feeds = {"param.weight": np.ones((), np.float32), "input.x": x.numpy()}
-    found = run(model, feeds)
+    outputs = run(model, feeds)
     expected = loss(x.double()).item()
-    assert abs(found["loss"] / expected - 1) < 1e-6
-    assert abs(found["grad.weight"] / expected - 1) < 1e-6
+    assert abs(outputs["loss"] / expected - 1) < 1e-6
+    assert abs(outputs["grad.weight"] / expected - 1) < 1e-6

@@ -30,11 +30,11 @@ class Packed(nn.Module):
     def forward(self, x: Any, lengths: Any) -> Any:
         first = self.layer.batch_first
         y, state = self.layer(pack_padded_sequence(x, lengths, batch_first=first, enforce_sorted=False))
-        y, found = pad_packed_sequence(
+        y, sizes = pad_packed_sequence(
             self.between(y), batch_first=first, padding_value=0.5, total_length=self.total
         )
         states = state if isinstance(state, tuple) else (state,)
-        return torch.cat([y.flatten(), *(s.flatten() for s in states), found.float()])
+        return torch.cat([y.flatten(), *(s.flatten() for s in states), sizes.float()])
 
 
 @pytest.mark.parametrize(

@@ -63,9 +63,9 @@ def eager_steps(module: Any, optimizer: Any, count: int, scheduler: Any = None) 
             scheduler.step()
 
 
-def assert_close(found: Any, module: Any) -> None:
+def assert_close(weights: Any, module: Any) -> None:
     for name, value in module.state_dict().items():
-        np.testing.assert_allclose(found[name].numpy(), value.numpy(), rtol=1e-4, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(weights[name].numpy(), value.numpy(), rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 def test_a_state_dict_goes_in_and_comes_out() -> None:
@@ -78,11 +78,11 @@ def test_a_state_dict_goes_in_and_comes_out() -> None:
     eager_steps(module, torch.optim.SGD(module.parameters(), 0.05), 3)
     for _ in range(3):
         training.step(feeds())
-    found = state_dict_of(training.state(), module.state_dict())
-    assert_close(found, module)
-    assert torch.equal(found["second.weight"], found["first.weight"])
-    assert not torch.equal(found["first.weight"], like["first.weight"])
-    Network().load_state_dict(found)
+    weights = state_dict_of(training.state(), module.state_dict())
+    assert_close(weights, module)
+    assert torch.equal(weights["second.weight"], weights["first.weight"])
+    assert not torch.equal(weights["first.weight"], like["first.weight"])
+    Network().load_state_dict(weights)
 
 
 def test_buffers_that_are_not_persistent_come_from_the_module() -> None:
@@ -292,10 +292,10 @@ def test_a_mixed_gradient_graph_trains_in_flat_steps() -> None:
 def test_buffers_that_a_step_writes_and_does_not_read_are_state() -> None:
     """The first of spectral norm's vectors: each step computes it from the second."""
     module = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 5)))
-    found = session(module, WeightUpdate(optimizer=SGD()))
-    found.step({"input.input": BATCH[0].numpy(), "target.target": BATCH[1].numpy()})
+    training = session(module, WeightUpdate(optimizer=SGD()))
+    training.step({"input.input": BATCH[0].numpy(), "target.target": BATCH[1].numpy()})
     module(BATCH[0])
     name = "0.parametrizations.weight.0._u"
     np.testing.assert_allclose(
-        found.state()[f"buf.{name}"], module.state_dict()[name].numpy(), rtol=1e-4, atol=1e-6
+        training.state()[f"buf.{name}"], module.state_dict()[name].numpy(), rtol=1e-4, atol=1e-6
     )

@@ -34,12 +34,12 @@ def _odd(g: Graph, expected: Expected, x: Value) -> Value:
 TOY = table((("add", "plus"), _add), ("halves", _halves), ("odd", _odd))
 
 
-def operation(kind: str, *operands: str, results: Any = ("y",), place: str = "", **given: Any) -> Operation:
+def operation(kind: str, *operands: str, results: Any = ("y",), place: str = "", **options: Any) -> Operation:
     return Operation(
         kind=kind,
         place=place,
         arguments=lambda read: ([read(name) for name in operands], {}),
-        expected=given.get("expected", [VECTOR] * len(results)),
+        expected=options.get("expected", [VECTOR] * len(results)),
         results=results,
     )
 
@@ -67,9 +67,9 @@ def test_operations_read_inputs_constants_and_each_other() -> None:
     )
     graph = model(*steps, out="y", middle="more")
     assert [node.name for node in graph.graph.node] == ["first/Add", "second/Add"]
-    found = run(graph)
-    np.testing.assert_array_equal(found["middle"], [2, 3, 4])
-    np.testing.assert_array_equal(found["out"], [3, 5, 7])
+    outputs = run(graph)
+    np.testing.assert_array_equal(outputs["middle"], [2, 3, 4])
+    np.testing.assert_array_equal(outputs["out"], [3, 5, 7])
 
 
 def test_a_result_that_nothing_reads_may_be_missing() -> None:
@@ -106,9 +106,9 @@ def test_a_result_of_another_shape_is_refused() -> None:
 
 
 def test_every_unknown_operation_is_named_with_its_first_place() -> None:
-    found = [("sub", "a"), ("add", "a"), ("sub", "b"), ("pow", "")]
+    operations = [("sub", "a"), ("add", "a"), ("sub", "b"), ("pow", "")]
     with pytest.raises(UnsupportedModelError, match=r"no translation for sub \(in a\), pow \(in the toy\)\."):
-        refuse_unknown(found, TOY, "the toy")
+        refuse_unknown(operations, TOY, "the toy")
     refuse_unknown([("add", "a")], TOY, "the toy")
 
 

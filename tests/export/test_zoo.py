@@ -108,8 +108,8 @@ def test_a_model_at_full_size_needs_no_memory(tmp_path: Path) -> None:
 
 
 def test_torchs_own_exporter_is_given_the_same_step() -> None:
-    found = jobs.by_torch_onnx("alexnet")
-    assert found["nodes"] or found["refused"].startswith("aten.")
+    record = jobs.by_torch_onnx("alexnet")
+    assert record["nodes"] or record["refused"].startswith("aten.")
 
 
 @pytest.mark.parametrize(
@@ -121,9 +121,9 @@ def test_the_form_of_a_weight_gradient_is_seen_in_the_file(
     monkeypatch.setattr(weight_gradient, "cheapest", lambda g, forms, values, device: form)
     target = "v100" if form != "conv" else None
     step = zoo.export("dcgan_discriminator", 8, optimizer=None, target=target, unscale=False)
-    found = jobs.forms("dcgan_discriminator", import_model(step).view)
+    counts = jobs.forms("dcgan_discriminator", import_model(step).view)
     # Four layers with strides and one without, each run on real and on made-up images.
-    assert found == {"4 x 4": {kind: 2}, "4 x 4, stride 2": {kind: 8}}
+    assert counts == {"4 x 4": {kind: 2}, "4 x 4, stride 2": {kind: 8}}
 
 
 def wrong(model: onnx.ModelProto, kind: str) -> onnx.ModelProto:

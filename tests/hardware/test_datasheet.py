@@ -37,7 +37,7 @@ def test_the_devices_there_are() -> None:
         "zen5",
     ]
     assert list(devices()) == [*gpus, *cpus]
-    assert all(name == known.name for name, known in devices().items())
+    assert all(name == figures.name for name, figures in devices().items())
 
 
 def test_figures_arrive_in_si_units() -> None:
@@ -52,7 +52,7 @@ def test_figures_arrive_in_si_units() -> None:
 
 def test_tf32_is_the_default_where_it_exists() -> None:
     assert [
-        name for name, known in devices().items() if Target.of(known).tensor_flops_per_s(Precision.FP32)
+        name for name, figures in devices().items() if Target.of(figures).tensor_flops_per_s(Precision.FP32)
     ] == [
         "a100",
         "l4",
@@ -64,10 +64,10 @@ def test_tf32_is_the_default_where_it_exists() -> None:
 
 def test_dense_figures_are_ordered() -> None:
     # A sparse figure among dense ones would break a ratio: FP16 tensor peak = 2 x TF32.
-    for known in devices().values():
-        if known.tf32_flops_per_s is not None:
-            assert known.fp16_tensor_flops_per_s == pytest.approx(2 * known.tf32_flops_per_s, rel=0.02)
-            assert known.bf16_tensor_flops_per_s == known.fp16_tensor_flops_per_s
+    for figures in devices().values():
+        if figures.tf32_flops_per_s is not None:
+            assert figures.fp16_tensor_flops_per_s == pytest.approx(2 * figures.tf32_flops_per_s, rel=0.02)
+            assert figures.bf16_tensor_flops_per_s == figures.fp16_tensor_flops_per_s
 
 
 # What drivers call GPUs (the driver's list of supported products), and the device each one is.
@@ -115,13 +115,13 @@ REAL_NAMES = {
 
 @pytest.mark.parametrize(("gpu", "name"), REAL_NAMES.items())
 def test_a_gpu_is_a_device_by_its_exact_name(gpu: str, name: str | None) -> None:
-    found = matching(gpu)
-    assert (found.name if found is not None else None) == name
+    match = matching(gpu)
+    assert (match.name if match is not None else None) == name
 
 
 def test_every_gpu_has_a_real_name() -> None:
     assert {name for name in REAL_NAMES.values() if name} == {
-        name for name, known in devices().items() if known.processor == "cuda"
+        name for name, figures in devices().items() if figures.processor == "cuda"
     }
 
 

@@ -1,4 +1,4 @@
-"""What a Device accepts, and what it says about precisions."""
+"""Figures that a Device accepts, and what it says about precisions."""
 
 from dataclasses import replace
 from typing import Any

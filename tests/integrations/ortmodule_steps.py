@@ -1,4 +1,4 @@
-"""What tests of ORTModule look at: gradients, and the graph that runs."""
+"""For tests of ORTModule: gradients, and the graph that runs."""
 
 LOSS_SCALE = 1024.0
 

@@ -100,10 +100,10 @@ def test_all_of_onnx_runtimes_backward_nodes_have_one(name, request):
         else import_model(model, {"mask_dim0": 2, "ids_dim1": 8, "lab_dim0": 2, "lab_dim1": 8})
         for model in (forward_part(gradient), gradient)
     ]
-    found = owners(*(imported.view for imported in views))
+    owners_of = owners(*(imported.view for imported in views))
     backward = [node.name for node in gradient.graph.node if node.doc_string == "Backward pass"]
     assert len(backward) > 10
-    assert all(found[node] for node in backward)
+    assert all(owners_of[node] for node in backward)
 
 
 def test_times_and_casts_are_those_of_the_whole_step(posed):

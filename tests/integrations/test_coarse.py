@@ -18,9 +18,9 @@ def test_a_normalization_and_its_gradient_are_one_node_each(tmp_path: Path) -> N
     assert (ops["Conv"], ops["ConvGrad"], ops["ConvTranspose"], ops["ConvTransposeGrad"]) == (5, 5, 5, 5)
     imported = import_model(graph)
     assert imported.view.tensors["input_0"].shape == (64, 100, 1, 1)
-    known = coarse.devices("v100", coarse.table1())
-    assert known["slow"].hardware.fp32_flops_per_s < known["table1"].hardware.fp32_flops_per_s / 5
+    targets = coarse.devices("v100", coarse.table1())
+    assert targets["slow"].hardware.fp32_flops_per_s < targets["table1"].hardware.fp32_flops_per_s / 5
     steps = {}
     for label, (strategy, lists) in coarse.ROWS.items():
-        steps[label] = coarse.planned(imported, known["table1"], strategy, lists).predicted_us
+        steps[label] = coarse.planned(imported, targets["table1"], strategy, lists).predicted_us
     assert steps[coarse.OPTIMAL_TF] <= min(steps[coarse.TF_AMP], steps[coarse.CAMPO_TF])

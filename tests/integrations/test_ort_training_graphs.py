@@ -53,13 +53,13 @@ def test_all_are_here():
 
 
 def test_normalizations_stand_in_the_standard_domain_before_it_had_them():
-    found = {
+    operators = {
         (node.op_type, next(o.version for o in model.opset_import if not o.domain))
         for model in map(onnx.load, GRAPHS)
         for node in model.graph.node
         if not node.domain and node.op_type.endswith("LayerNormalization")
     }
-    assert {("LayerNormalization", 14), ("SimplifiedLayerNormalization", 15)} <= found
+    assert {("LayerNormalization", 14), ("SimplifiedLayerNormalization", 15)} <= operators
 
 
 @pytest.mark.parametrize(("strategy", "low"), [*((name, "fp16") for name in ALL), ("fine-grained", "bf16")])
@@ -77,27 +77,27 @@ def test_every_strategy_writes_valid_graphs(path, strategy, low, dims_of, tmp_pa
 
 
 def test_the_interface_stays(path, mixed):
-    given, written = onnx.load(path), onnx.load(mixed)
-    assert list(given.graph.input) == list(written.graph.input)
-    assert list(given.graph.output) == list(written.graph.output)
-    assert given.ir_version == written.ir_version
-    assert given.opset_import == written.opset_import
-    assert given.graph.name == written.graph.name
+    fp32, written = onnx.load(path), onnx.load(mixed)
+    assert list(fp32.graph.input) == list(written.graph.input)
+    assert list(fp32.graph.output) == list(written.graph.output)
+    assert fp32.ir_version == written.ir_version
+    assert fp32.opset_import == written.opset_import
+    assert fp32.graph.name == written.graph.name
 
 
 def test_the_crossing_to_the_framework_and_the_accumulation_buffers_stay(path, mixed):
-    given, written = onnx.load(path), onnx.load(mixed)
+    fp32, written = onnx.load(path), onnx.load(mixed)
     kinds = ("YieldOp", "InPlaceAccumulatorV2", *DECLARED)
-    assert nodes(given, *kinds)
-    assert nodes(given, *kinds) == nodes(written, *kinds)
+    assert nodes(fp32, *kinds)
+    assert nodes(fp32, *kinds) == nodes(written, *kinds)
 
 
 def test_declared_types_stay_where_there_is_no_other_source(path, mixed):
-    given, written = onnx.load(path), onnx.load(mixed)
+    fp32, written = onnx.load(path), onnx.load(mixed)
     declared = {value.name: value for value in written.graph.value_info}
-    before = {value.name: value for value in given.graph.value_info}
-    outputs = [t for node in nodes(given, *DECLARED) for t in node.output if t in before]
-    assert outputs or not nodes(given, *DECLARED)
+    before = {value.name: value for value in fp32.graph.value_info}
+    outputs = [t for node in nodes(fp32, *DECLARED) for t in node.output if t in before]
+    assert outputs or not nodes(fp32, *DECLARED)
     assert [declared[t] for t in outputs] == [before[t] for t in outputs]
 
 

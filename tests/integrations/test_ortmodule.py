@@ -75,14 +75,14 @@ def test_a_few_steps_train_as_in_fp32(case, ortmodule, strategy):
         network, batch = case()
         module = wrap(network)
         optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
-        found = []
+        values = []
         for _ in range(5):
             optimizer.zero_grad()
             loss = module(*batch).square().mean()
             loss.backward()
             optimizer.step()
-            found.append(loss.item())
-        return found
+            values.append(loss.item())
+        return values
 
     handles = []
 
@@ -130,15 +130,15 @@ def test_gradients_of_the_mixed_graph_under_emulated_rounding(case, ortmodule, s
     module = ortmodule.wrap(network)
     attached = attach(module, device=EAGER, strategy=strategy)
     emulate_rounding(module, attached)
-    found = error(gradients(module, batch), expected)
+    deviation = error(gradients(module, batch), expected)
     assert attached.failure is None
-    assert found > 1e-5  # below that nothing would have been rounded
+    assert deviation > 1e-5  # below that nothing would have been rounded
     if isinstance(network, ortmodule.networks.Cnn) and not network.smooth:
         torch = sys.modules["torch"]
         with torch.autocast("cpu", torch.float16):
-            assert found < 2 * error(gradients(copy.deepcopy(network), batch), expected)
+            assert deviation < 2 * error(gradients(copy.deepcopy(network), batch), expected)
     else:
-        assert found < 1e-2
+        assert deviation < 1e-2
 
 
 def test_a_smaller_last_batch(mlp, ortmodule):
@@ -156,16 +156,16 @@ def test_the_graph_that_runs_is_the_planned_one(case, ortmodule):
     network, batch = case()
     module = ortmodule.wrap(network)
     gradients(module, batch)
-    given = running(module)
+    fp32 = running(module)
     attached = attach(module, device=EAGER)
     gradients(module, batch)
     (graph,), mixed = attached.graphs, running(module)
     assert graph.plan.low_nodes
     for field in ("input", "output"):
-        before, after = getattr(given.graph, field), getattr(mixed.graph, field)
+        before, after = getattr(fp32.graph, field), getattr(mixed.graph, field)
         assert [v.name for v in before] == [v.name for v in after]
         assert [v.type.tensor_type.elem_type for v in before] == [v.type.tensor_type.elem_type for v in after]
-    assert given.opset_import == mixed.opset_import
+    assert fp32.opset_import == mixed.opset_import
     forward = {node.output[0] for node in casts(mixed) if node.doc_string != "Backward pass"}
     planned = {node.output[0] for node in casts(graph.model)}
     assert forward <= planned
@@ -206,12 +206,12 @@ def test_where_nothing_pays_the_graph_is_left_alone(mlp, ortmodule):
     module = ortmodule.wrap(network)
     level = manager_of(module)._runtime_options.propagate_cast_ops_level
     expected = gradients(module, batch)
-    given = running(module).SerializeToString(deterministic=True)
+    before = running(module).SerializeToString(deterministic=True)
     attached = attach(module, device="v100")
     assert error(gradients(module, batch), expected) == 0.0
     assert attached.graphs[0].model is None
     assert attached.failure is None
-    assert running(module).SerializeToString(deterministic=True) == given
+    assert running(module).SerializeToString(deterministic=True) == before
     assert manager_of(module)._runtime_options.propagate_cast_ops_level == level
 
 

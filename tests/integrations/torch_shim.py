@@ -30,13 +30,13 @@ _MOVED = ("_globals", "_type_utils", "jit_utils", "registration", "symbolic_help
 def _restore_moved_modules() -> None:
     """Make the TorchScript exporter's modules importable from where they were."""
     package = importlib.import_module("torch.onnx._internal.torchscript_exporter")
-    for found in pkgutil.iter_modules(package.__path__):
-        if not found.name.startswith(_MOVED):
+    for info in pkgutil.iter_modules(package.__path__):
+        if not info.name.startswith(_MOVED):
             continue
-        module = importlib.import_module(f"{package.__name__}.{found.name}")
+        module = importlib.import_module(f"{package.__name__}.{info.name}")
         for former in (torch.onnx, torch.onnx._internal):
-            sys.modules[f"{former.__name__}.{found.name}"] = module
-            setattr(former, found.name, module)
+            sys.modules[f"{former.__name__}.{info.name}"] = module
+            setattr(former, info.name, module)
 
 
 def _export_with_torchscript() -> None:

@@ -34,11 +34,11 @@ def test_nodes_bodies_and_imports_are_written_the_short_way() -> None:
 
 
 def test_the_importer_does_so_and_leaves_the_given_model() -> None:
-    given = spelled_out()
-    view = import_model(given).view
+    model = spelled_out()
+    view = import_model(model).view
     assert view.opset == {"": 20, "com.microsoft": 1}
     assert view.nodes[1].op == OpKey("", "If")
-    assert given == spelled_out()
+    assert model == spelled_out()
 
 
 def test_a_long_name_that_is_not_imported_is_the_short_one() -> None:

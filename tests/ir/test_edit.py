@@ -38,8 +38,8 @@ def through(model, topology=None, **changes):
         "initializers": (),
         "dropped": frozenset(),
     } | changes
-    given = {node.name for node in model.graph.node}
-    return model_of(take_apart(topology or topology_of(model.graph), given), model, **settings)
+    names = {node.name for node in model.graph.node}
+    return model_of(take_apart(topology or topology_of(model.graph), names), model, **settings)
 
 
 def test_an_unchanged_model_comes_back_equal(rich):
@@ -71,8 +71,8 @@ def test_real_models_come_back_equal(request, stem):
 def test_a_new_tensor_is_described_like_the_one_it_is_a_version_of(rich):
     topology = topology_of(rich.graph)
     topology.nodes[0].outputs[0].name = "h_low"
-    made = through(rich, topology, retyped={"h_low": "h"})
-    (info,) = [value for value in made.graph.value_info if value.name == "h_low"]
+    copy = through(rich, topology, retyped={"h_low": "h"})
+    (info,) = [value for value in copy.graph.value_info if value.name == "h_low"]
     assert info.type.tensor_type.elem_type == onnx.TensorProto.FLOAT16
     assert info.type.tensor_type.shape == rich.graph.value_info[0].type.tensor_type.shape
 
@@ -82,8 +82,8 @@ def test_attributes_are_replaced_by_name():
         '<ir_version: 9, opset_import: ["": 20]> g () => (float[2] y)'
         "{ [n] y = RandomUniform<dtype = 1, shape = [2], seed = 5.0>() }"
     )
-    made = through(model, attributes={"n": {"dtype": 10}})
-    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in made.graph.node[0].attribute}
+    copy = through(model, attributes={"n": {"dtype": 10}})
+    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in copy.graph.node[0].attribute}
     assert attributes == {"dtype": 10, "shape": [2], "seed": 5.0}
 
 
@@ -92,5 +92,5 @@ def test_initializers_that_are_dropped_go_and_all_others_stay(rich):
     for dropped, left in ((frozenset(), {"w", "w_low", "unread"}), (frozenset({"w"}), {"w_low", "unread"})):
         topology = topology_of(rich.graph)
         topology.nodes[0].inputs[1].name = "w_low"
-        made = through(rich, topology, initializers=[low], dropped=dropped)
-        assert {t.name for t in made.graph.initializer} == left
+        copy = through(rich, topology, initializers=[low], dropped=dropped)
+        assert {t.name for t in copy.graph.initializer} == left

@@ -143,19 +143,19 @@ def folders(tmp_path):
 
 
 def test_external_data_lies_beside_the_output(model_text, folders):
-    given, out = folders
+    source, out = folders
     model = model_text(
         "g (float[3] x) => (float[3] y, int8[2] u) { h = Add(x, w) y = Mul(h, v) u = Identity(i) }"
     )
     w = np.array([1, 2, 3], np.float32)
     model.graph.initializer.extend(
         [
-            outside("w", w, given),
-            outside("v", 2 * w, given, 12),
-            outside("i", np.array([7, 8], np.int8), given, 24),
+            outside("w", w, source),
+            outside("v", 2 * w, source, 12),
+            outside("i", np.array([7, 8], np.int8), source, 24),
         ]
     )
-    export_model(model, out / "m.onnx", folder=given)
+    export_model(model, out / "m.onnx", folder=source)
     assert names_in(out) == ["m.onnx", data_of(out / "m.onnx").name]
     read = {t.name: numpy_helper.to_array(t) for t in onnx.load(out / "m.onnx").graph.initializer}
     np.testing.assert_array_equal(read["v"], 2 * w)
@@ -171,19 +171,19 @@ def test_external_data_lies_beside_the_output(model_text, folders):
     ("precision", "dtype"), [(Precision.FP16, np.float16), (Precision.BF16, ml_dtypes.bfloat16)]
 )
 def test_external_data_is_converted_as_it_is_written(model_text, folders, precision, dtype):
-    given, out = folders
+    source, out = folders
     w = np.linspace(-5, 5, 1000, dtype=np.float32)
     name = "float16" if precision is Precision.FP16 else "bfloat16"
     model = model_text(f"g ({name}[1000] x) => ({name}[1000] y) {{ y = Add(x, w_low) }}")
-    model.graph.initializer.append(converted(outside("w", w, given), "w_low", precision, given))
-    export_model(model, out / "m.onnx", folder=given)
+    model.graph.initializer.append(converted(outside("w", w, source), "w_low", precision, source))
+    export_model(model, out / "m.onnx", folder=source)
     (low,) = onnx.load(out / "m.onnx").graph.initializer
     np.testing.assert_array_equal(numpy_helper.to_array(low), w.astype(dtype))
     assert data_of(out / "m.onnx").stat().st_size == 2000
 
 
 def test_external_data_of_bodies_and_constant_nodes_comes_along(model_text, folders):
-    given, out = folders
+    source, out = folders
     model = model_text("""g (float[2] x, bool c) => (float[2] y) {
         k = Constant<value = float[2] {0, 0}>()
         h = Add(x, k)
@@ -191,10 +191,10 @@ def test_external_data_of_bodies_and_constant_nodes_comes_along(model_text, fold
                     else_branch = e () => (float[2] p) { p = Identity(h) }>
     }""")
     w = np.array([1, 2], np.float32)
-    model.graph.node[0].attribute[0].t.CopyFrom(outside("", w, given))
+    model.graph.node[0].attribute[0].t.CopyFrom(outside("", w, source))
     (then,) = [a.g for a in model.graph.node[2].attribute if a.name == "then_branch"]
-    then.initializer.append(outside("w", 3 * w, given, 8))
-    export_model(model, out / "m.onnx", folder=given)
+    then.initializer.append(outside("w", 3 * w, source, 8))
+    export_model(model, out / "m.onnx", folder=source)
     read = onnx.load(out / "m.onnx")
     assert numpy_helper.to_array(read.graph.node[0].attribute[0].t).tolist() == [1, 2]
     (then,) = [a.g for a in read.graph.node[2].attribute if a.name == "then_branch"]
@@ -219,10 +219,10 @@ def test_a_kill_between_the_two_moves_leaves_the_old_model_on_the_old_weights(
     target = tmp_path / "out" / "m.onnx"
     target.parent.mkdir()
     for number in (1, 2):
-        given = tmp_path / f"in{number}"
-        model = with_weights(model_text, given, number, number)
+        folder = tmp_path / f"in{number}"
+        model = with_weights(model_text, folder, number, number)
         if number == 1:
-            export_model(model, target, folder=given)
+            export_model(model, target, folder=folder)
             continue
         moved = []
 
@@ -234,11 +234,11 @@ def test_a_kill_between_the_two_moves_leaves_the_old_model_on_the_old_weights(
 
         monkeypatch.setattr(os, "replace", killed)
         with pytest.raises(KeyboardInterrupt):
-            export_model(model, target, folder=given)
+            export_model(model, target, folder=folder)
         assert moved, "the weights were moved"
         assert weights(target) == [1, 1]
         monkeypatch.undo()
-        export_model(model, target, folder=given)
+        export_model(model, target, folder=folder)
         assert weights(target) == [2, 2]
         assert names_in(target.parent) == ["m.onnx", data_of(target).name], "the old weights went"
 
@@ -281,9 +281,9 @@ def test_a_link_stays_a_link(model_text, tmp_path):
 
 def test_another_model_keeps_the_weights_it_shares(model_text, tmp_path):
     """A copy of a model refers to the same data file: replacing the first must not take it away."""
-    given = tmp_path / "in"
+    source = tmp_path / "in"
     first, copy = tmp_path / "m.onnx", tmp_path / "copy.onnx"
-    export_model(with_weights(model_text, given, 1, 2), first, folder=given)
+    export_model(with_weights(model_text, source, 1, 2), first, folder=source)
     copy.write_bytes(first.read_bytes())
     model = onnx.load(copy, load_external_data=False)
     model.graph.initializer.append(numpy_helper.from_array(np.ones(1, np.float32), "more"))
@@ -311,19 +311,19 @@ def test_overwriting_a_model_in_place_reads_its_data_first(model_text, tmp_path)
     ],
 )
 def test_data_that_is_not_there_leaves_nothing(model_text, folders, spoil, message):
-    given, out = folders
+    source, out = folders
     model = model_text("g (float[2] x) => (float[2] y) { y = Add(x, w) }")
-    model.graph.initializer.append(outside("w", np.ones(2, np.float32), given))
-    spoil(given / "w.bin")
+    model.graph.initializer.append(outside("w", np.ones(2, np.float32), source))
+    spoil(source / "w.bin")
     with pytest.raises(ModelError, match=message):
-        export_model(model, out / "m.onnx", folder=given)
+        export_model(model, out / "m.onnx", folder=source)
     assert names_in(out) == []
 
 
 def test_large_data_is_streamed(model_text, folders):
-    given, out = folders
+    source, out = folders
     elements = 1 << 24  # 64 MiB in FP32
-    with (given / "w.bin").open("wb") as file:
+    with (source / "w.bin").open("wb") as file:
         file.truncate(elements * 4)
     tensor = TensorProto(name="w", data_type=1, dims=[elements], data_location=TensorProto.EXTERNAL)
     tensor.external_data.add(key="location", value="w.bin")
@@ -331,9 +331,9 @@ def test_large_data_is_streamed(model_text, folders):
         f"g (float16[{elements}] x, float[{elements}] z) => (float16[{elements}] y, float[{elements}] u)"
         "{ y = Add(x, w_fp16) u = Add(z, w) }"
     )
-    model.graph.initializer.extend([tensor, converted(tensor, "w_fp16", Precision.FP16, given)])
+    model.graph.initializer.extend([tensor, converted(tensor, "w_fp16", Precision.FP16, source)])
     tracemalloc.start()
-    export_model(model, out / "m.onnx", folder=given)
+    export_model(model, out / "m.onnx", folder=source)
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert data_of(out / "m.onnx").stat().st_size == elements * 6

@@ -24,13 +24,13 @@ OPTIONS = Options(target=target("v100"), lists=preset("campo"), lowers_any=True)
 def model_of(names: list[str], domain: str, inputs: tuple[str, ...], outputs: int) -> onnx.ModelProto:
     """Two products of matrices, and a node of each name between graph inputs and outputs."""
     value = lambda name: helper.make_tensor_value_info(name, TensorProto.FLOAT, [8, 8])  # noqa: E731
-    made = [[f"{name}_{i}" for i in range(outputs)] for name in names]
+    tensors = [[f"{name}_{i}" for i in range(outputs)] for name in names]
     nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("MatMul", ["h", "w"], ["q"])]
     nodes += [
         helper.make_node(name, inputs, results, name=name, domain=domain)
-        for name, results in zip(names, made, strict=True)
+        for name, results in zip(names, tensors, strict=True)
     ]
-    results = [value("q"), *(value(result) for each in made for result in each)]
+    results = [value("q"), *(value(result) for each in tensors for result in each)]
     graph = helper.make_graph(nodes, "g", [value("x"), value("w")], results)
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid(domain, 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
@@ -51,7 +51,7 @@ def plan_or_refuse(names: list[str], domain: str, inputs: tuple[str, ...], outpu
     ("inputs", "outputs"), [((), 1), (("h",), 0), (("h",), 1), (("", "h"), 1), (("h", "q"), 1)]
 )
 def test_foreign_operators_are_planned(inputs: tuple[str, ...], outputs: int) -> None:
-    """Whatever a node is called, its domain says that it is not ONNX's: no Loop needs a body there."""
+    """A domain says that a node is not ONNX's, whatever its name: no Loop needs a body there."""
     assert plan_or_refuse(NAMES, "com.example", inputs, outputs) == len(NAMES)
 
 
@@ -71,6 +71,6 @@ def test_the_runtime_says_the_same() -> None:
     if not hasattr(runtime, "get_all_operator_schema"):
         pytest.skip("this build does not list its schemas")
     schemas = [s for s in runtime.get_all_operator_schema() if s.domain == MICROSOFT]
-    known = {s.name: s.min_input for s in schemas if least_inputs(OpKey(MICROSOFT, s.name))}
-    assert len(known) > 40
-    assert known == {name: least_inputs(OpKey(MICROSOFT, name)) for name in known}
+    minimums = {s.name: s.min_input for s in schemas if least_inputs(OpKey(MICROSOFT, s.name))}
+    assert len(minimums) > 40
+    assert minimums == {name: least_inputs(OpKey(MICROSOFT, name)) for name in minimums}

@@ -23,13 +23,13 @@ def model(body, *, opset=20, function_opset=20, graph=GRAPH, more=""):
     )
 
 
-def run(given, x):
-    session = onnxruntime.InferenceSession(given.SerializeToString(), providers=["CPUExecutionProvider"])
+def run(proto, x):
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
     return session.run(None, {"x": x})[0]
 
 
-def converted(given):
-    typed = onnx.shape_inference.infer_shapes(given)
+def converted(proto):
+    typed = onnx.shape_inference.infer_shapes(proto)
     return onnx.inliner.inline_local_functions(typed, convert_version=True)
 
 
@@ -38,18 +38,18 @@ def ops(imported):
 
 
 def test_a_model_without_functions_is_returned_itself(model_text):
-    given = model_text("g (float[2] x) => (float[2] y) { y = Neg(x) }")
-    assert inline_functions(given) is given
+    proto = model_text("g (float[2] x) => (float[2] y) { y = Neg(x) }")
+    assert inline_functions(proto) is proto
 
 
 @pytest.mark.parametrize("opset", [18, 20, 21])
 def test_a_function_of_another_opset_is_inlined(opset):
-    given = model("c = Add(a, a) b = Relu(c)", function_opset=opset)
-    before = given.SerializeToString()
-    imported = import_model(given)
+    proto = model("c = Add(a, a) b = Relu(c)", function_opset=opset)
+    before = proto.SerializeToString()
+    imported = import_model(proto)
     assert ops(imported) == ["Add", "Relu", "Add", "Relu"]
     assert not imported.model.functions
-    assert given.SerializeToString() == before
+    assert proto.SerializeToString() == before
 
 
 def test_a_function_is_converted_to_the_models_opset():
@@ -66,15 +66,15 @@ def test_a_function_is_converted_to_the_models_opset():
 
 
 def test_types_found_for_the_conversion_are_not_written_into_the_model():
-    given = model("c = Add(a, a) b = Relu(c)", function_opset=18)
-    assert not inline_functions(given).graph.value_info
-    given.graph.value_info.append(onnx.helper.make_tensor_value_info("h", 1, [2, 3]))
-    assert [value.name for value in inline_functions(given).graph.value_info] == ["h"]
+    proto = model("c = Add(a, a) b = Relu(c)", function_opset=18)
+    assert not inline_functions(proto).graph.value_info
+    proto.graph.value_info.append(onnx.helper.make_tensor_value_info("h", 1, [2, 3]))
+    assert [value.name for value in inline_functions(proto).graph.value_info] == ["h"]
 
 
 def test_what_cannot_be_converted_stays_a_function():
-    given = model("b = foreign.Op(a)", function_opset=18, more=', "foreign": 1')
-    imported = import_model(given)
+    proto = model("b = foreign.Op(a)", function_opset=18, more=', "foreign": 1')
+    imported = import_model(proto)
     assert ops(imported) == ["F", "F"]
     assert len(imported.model.functions) == 1
 
@@ -84,9 +84,9 @@ def test_what_onnx_fails_at_in_another_way_stays_a_function(monkeypatch, error):
     def fails(_):
         raise error
 
-    given = model("c = Add(a, a) b = Relu(c)", function_opset=18)
+    proto = model("c = Add(a, a) b = Relu(c)", function_opset=18)
     monkeypatch.setattr(onnx.shape_inference, "infer_shapes", fails)
-    assert [node.op_type for node in inline_functions(given).graph.node] == ["F", "F"]
+    assert [node.op_type for node in inline_functions(proto).graph.node] == ["F", "F"]
 
 
 def test_what_cannot_be_converted_and_is_invalid_is_refused():
@@ -97,16 +97,16 @@ def test_what_cannot_be_converted_and_is_invalid_is_refused():
 
 def test_a_name_of_the_converter_that_is_taken_leaves_the_function_alone():
     # The second copy would hide the model's own tensor from those who read it further down.
-    given = model(
+    proto = model(
         OLD_MAX,
         function_opset=13,
         graph="""g (float[2, 3] x) => (float[2, 3] y) {
             _v_5 = local.F (x) z = Neg (x) w = local.F (z) y = Add (w, _v_5)
         }""",
     )
-    outputs = [name for node in converted(given).graph.node for name in node.output]
+    outputs = [name for node in converted(proto).graph.node for name in node.output]
     assert outputs.count("_v_5") == 2, "the converter gives other names now: choose a name that it gives"
-    assert [node.op_type for node in inline_functions(given).graph.node] == ["F", "Neg", "F", "Add"]
+    assert [node.op_type for node in inline_functions(proto).graph.node] == ["F", "Neg", "F", "Add"]
 
 
 HEADER = '<ir_version: 10, opset_import: ["": 20, "local": 1]>'
@@ -130,20 +130,20 @@ WITH_DEFAULTS = {
 X = np.array([[-1, 5, -2], [7, -3, 4]], np.float32)
 
 
-def outputs_of(given):
-    session = onnxruntime.InferenceSession(given.SerializeToString(), providers=["CPUExecutionProvider"])
+def outputs_of(proto):
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
     feeds = {"x": X, "c": np.array(True)}
     return session.run(None, {value.name: feeds[value.name] for value in session.get_inputs()})[0]
 
 
 @pytest.mark.parametrize("case", WITH_DEFAULTS)
 def test_default_attributes_of_functions_are_not_lost(case):
-    given = parser.parse_model(f"{HEADER} {WITH_DEFAULTS[case]}")
-    before = given.SerializeToString()
-    imported = import_model(given)
+    proto = parser.parse_model(f"{HEADER} {WITH_DEFAULTS[case]}")
+    before = proto.SerializeToString()
+    imported = import_model(proto)
     assert not imported.model.functions
-    np.testing.assert_array_equal(outputs_of(imported.model), outputs_of(given))
-    assert given.SerializeToString() == before
+    np.testing.assert_array_equal(outputs_of(imported.model), outputs_of(proto))
+    assert proto.SerializeToString() == before
 
 
 def test_an_attribute_that_is_left_out_lets_the_default_of_a_call_apply():

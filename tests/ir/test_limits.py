@@ -43,16 +43,16 @@ def floats(name):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("proto", "message"),
     [
         (calling(("F0", "b = local.F0(a)")), "'F0' of the model calls itself"),
         (calling(("F0", "b = local.F1(a)"), ("F1", "b = local.F0(a)")), "'F0' of the model calls itself"),
         (calling(("F0", "b = Relu(a)"), ("F0", "b = Relu(a)")), "defines the function 'F0' twice"),
     ],
 )
-def test_functions_that_no_inliner_ends_with(given, message):
+def test_functions_that_no_inliner_ends_with(proto, message):
     with pytest.raises(ModelError, match=message):
-        import_model(given)
+        import_model(proto)
 
 
 def test_calls_with_more_inputs_than_the_function_has():
@@ -62,10 +62,10 @@ def test_calls_with_more_inputs_than_the_function_has():
 
 
 def test_a_type_that_onnx_has_not():
-    given = parser.parse_model(f"{HEADER} g (float[2] x) => (float[2] y) {{ y = Relu(x) }}")
-    given.graph.input.add(name="odd").type.sequence_type.elem_type.tensor_type.elem_type = 255
+    proto = parser.parse_model(f"{HEADER} g (float[2] x) => (float[2] y) {{ y = Relu(x) }}")
+    proto.graph.input.add(name="odd").type.sequence_type.elem_type.tensor_type.elem_type = 255
     with pytest.raises(ModelError, match="'odd' in the model has elements of type 255"):
-        import_model(given)
+        import_model(proto)
 
 
 def test_functions_that_double_are_counted_not_inlined():
@@ -87,49 +87,49 @@ def test_the_depth_of_bodies_is_bounded():
 
 
 def test_an_attribute_of_a_caller_outside_a_function():
-    given = parser.parse_model(f"{HEADER} g (float[2] x) => (float[2] y) {{ y = LeakyRelu(x) }}")
-    given.graph.node[0].attribute.add(name="alpha", type=AttributeProto.FLOAT, ref_attr_name="slope")
+    proto = parser.parse_model(f"{HEADER} g (float[2] x) => (float[2] y) {{ y = LeakyRelu(x) }}")
+    proto.graph.node[0].attribute.add(name="alpha", type=AttributeProto.FLOAT, ref_attr_name="slope")
     with pytest.raises(ModelError, match="refers to an attribute of a caller"):
-        import_model(given)
+        import_model(proto)
 
 
 def test_a_name_for_two_initializers_or_inputs():
-    given = parser.parse_model(f"{HEADER} g (float[2] x) => (float[2] y) {{ y = Add(x, w) }}")
+    proto = parser.parse_model(f"{HEADER} g (float[2] x) => (float[2] y) {{ y = Add(x, w) }}")
     for _ in range(2):
-        given.graph.initializer.append(numpy_helper.from_array(np.ones(2, np.float32), "w"))
+        proto.graph.initializer.append(numpy_helper.from_array(np.ones(2, np.float32), "w"))
     with pytest.raises(ModelError, match="has 2 initializers named 'w'"):
-        import_model(given)
-    del given.graph.initializer[1]
-    given.graph.input.add().CopyFrom(given.graph.input[0])
+        import_model(proto)
+    del proto.graph.initializer[1]
+    proto.graph.input.add().CopyFrom(proto.graph.input[0])
     with pytest.raises(ModelError, match="has 2 inputs named 'x'"):
-        import_model(given)
+        import_model(proto)
 
 
 @pytest.mark.parametrize(("second", "version"), [("", 19), ("ai.onnx", 19)])
 def test_a_domain_in_two_versions(second, version):
-    given = parser.parse_model(f"{HEADER} g (float[2] x) => (float[2] y) {{ y = Relu(x) }}")
-    given.opset_import.add(domain=second, version=version)
+    proto = parser.parse_model(f"{HEADER} g (float[2] x) => (float[2] y) {{ y = Relu(x) }}")
+    proto.opset_import.add(domain=second, version=version)
     with pytest.raises(ModelError, match="imports the standard domain in 2 versions"):
-        import_model(given)
+        import_model(proto)
 
 
 def test_a_domain_twice_in_one_version_is_no_contradiction():
-    given = parser.parse_model(f"{HEADER} g (float[2] x) => (float[2] y) {{ y = Relu(x) }}")
-    given.opset_import.add(domain="ai.onnx", version=20)
-    assert import_model(given).view.opset[""] == 20
+    proto = parser.parse_model(f"{HEADER} g (float[2] x) => (float[2] y) {{ y = Relu(x) }}")
+    proto.opset_import.add(domain="ai.onnx", version=20)
+    assert import_model(proto).view.opset[""] == 20
 
 
 @pytest.fixture
 def outside(tmp_path):
     """A model whose tensors all lie outside, its shape constant included."""
-    given = parser.parse_model(
+    proto = parser.parse_model(
         '<ir_version: 10, opset_import: ["": 20]> g (float[2, 3] x) => (float[6] y)'
         "{ h = Mul(x, w) y = Reshape(h, s) }"
     )
-    given.graph.initializer.append(numpy_helper.from_array(np.ones((2, 3), np.float32), "w"))
-    given.graph.initializer.append(numpy_helper.from_array(np.array([6]), "s"))
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones((2, 3), np.float32), "w"))
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([6]), "s"))
     path = tmp_path / "m.onnx"
-    onnx.save(given, path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    onnx.save(proto, path, save_as_external_data=True, location="w.bin", size_threshold=0)
     return path
 
 
@@ -155,12 +155,12 @@ def test_shapes_that_lie_outside_are_read(outside, tmp_path):
     ],
 )
 def test_where_data_cannot_lie(outside, key, value, message):
-    given = onnx.load(outside, load_external_data=False)
-    entries = {entry.key: entry.value for entry in given.graph.initializer[1].external_data}
-    del given.graph.initializer[1].external_data[:]
+    proto = onnx.load(outside, load_external_data=False)
+    entries = {entry.key: entry.value for entry in proto.graph.initializer[1].external_data}
+    del proto.graph.initializer[1].external_data[:]
     for name, text in (entries | {key: value}).items():
-        given.graph.initializer[1].external_data.add(key=name, value=text)
-    outside.write_bytes(given.SerializeToString())
+        proto.graph.initializer[1].external_data.add(key=name, value=text)
+    outside.write_bytes(proto.SerializeToString())
     with pytest.raises(ModelError, match=message):
         import_model(outside)
 

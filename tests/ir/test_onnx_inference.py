@@ -32,12 +32,12 @@ COMPUTED = """
 def shown(monkeypatch):
     """Models that ONNX was asked to infer with values, and how often it was asked at all."""
     seen = []
-    given = onnx.shape_inference.infer_shapes
+    infer = onnx.shape_inference.infer_shapes
 
     def spy(payload, *, data_prop, strict_mode):
         seen.append(ModelProto.FromString(payload) if data_prop else None)
         assert not data_prop or all(is_short(node) for node in seen[-1].graph.node), "would take gigabytes"
-        return given(payload, data_prop=data_prop, strict_mode=strict_mode)
+        return infer(payload, data_prop=data_prop, strict_mode=strict_mode)
 
     def is_short(node):
         long = {"w", "n", "y", "f", "p", "q", "b"}
@@ -57,8 +57,8 @@ def types_of(text):
     del model.graph.node[:], model.graph.output[:]  # their types are to be found as well
     model.graph.node.extend(nodes)
     wanted = [name for node in nodes for name in node.output]
-    given = {value.name: value.type for value in model.graph.input}
-    return infer_types(model.SerializeToString(), given, wanted)
+    input_types = {value.name: value.type for value in model.graph.input}
+    return infer_types(model.SerializeToString(), input_types, wanted)
 
 
 def test_values_are_not_followed_where_all_shapes_are_known(shown):

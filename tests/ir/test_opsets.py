@@ -99,21 +99,21 @@ def test_shipped_models_of_opset_6_are_converted_and_compute_what_they_did(run):
     converted = 0
     for path in OLD_MODELS:
         model = onnx.load(path)
-        given = model.opset_import[0].version
-        if given > 6 or "PReLU" in str(path):
+        opset = model.opset_import[0].version
+        if opset > 6 or "PReLU" in str(path):
             continue
         if all(v.type.tensor_type.elem_type != onnx.TensorProto.FLOAT for v in model.graph.input):
             continue
         optimized = lowered(path)
-        assert optimized.imported.converted_from == given
+        assert optimized.imported.converted_from == opset
         onnx.checker.check_model(optimized.model, full_check=True)
         assert list(optimized.model.graph.input) == list(model.graph.input)
         assert list(optimized.model.graph.output) == list(model.graph.output)
         inputs, outputs = (stored_data(path, kind) for kind in ("input", "output"))
         stored = {tensor.name for tensor in model.graph.initializer}
         names = [value.name for value in model.graph.input if value.name not in stored]
-        found = run(optimized.model, dict(zip(names, inputs, strict=True)))
-        for actual, expected in zip(found.values(), outputs, strict=True):
+        results = run(optimized.model, dict(zip(names, inputs, strict=True)))
+        for actual, expected in zip(results.values(), outputs, strict=True):
             np.testing.assert_allclose(actual, expected, rtol=0.02, atol=0.02, err_msg=str(path))
         converted += 1
     assert converted > 80

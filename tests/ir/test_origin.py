@@ -15,19 +15,19 @@ TRACE = """File "/home/me/train.py", line 11, in forward
 
 
 def node(**metadata):
-    made = helper.make_node("MatMul", ["a", "b"], ["c"], name="node_MatMul_11")
+    matmul = helper.make_node("MatMul", ["a", "b"], ["c"], name="node_MatMul_11")
     for key, value in metadata.items():
-        made.metadata_props.add(key=f"pkg.torch.onnx.{key}", value=value)
-    return made
+        matmul.metadata_props.add(key=f"pkg.torch.onnx.{key}", value=value)
+    return matmul
 
 
 def test_what_torch_writes():
-    given = node(
+    matmul = node(
         name_scopes="['', 'layers.2', 'layers.2.fc2', 'linear_5']",
         class_hierarchy="['__main__.Net', '__main__.Block', 'torch.nn.modules.linear.Linear', 'aten.linear']",
         stack_trace=TRACE,
     )
-    assert origin_of(given) == Origin(
+    assert origin_of(matmul) == Origin(
         module="layers.2.fc2", kind="Linear", source="model.py:5: return self.fc2(x)"
     )
 

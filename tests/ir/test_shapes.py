@@ -22,11 +22,11 @@ def types(graph: str, **dims: int) -> TensorTypes:
 
 
 def test_bound_symbols_reach_every_tensor():
-    found = types(
+    tensors = types(
         "g (float[N, 3] x, float[3, M] w) => (float[N, M] y) { h = MatMul(x, w) y = Relu(h) }", N=8, M=5
     )
-    assert found.shapes == {"x": (8, 3), "w": (3, 5), "h": (8, 5), "y": (8, 5)}
-    assert set(found.dtypes.values()) == {F32}
+    assert tensors.shapes == {"x": (8, 3), "w": (3, 5), "h": (8, 5), "y": (8, 5)}
+    assert set(tensors.dtypes.values()) == {F32}
 
 
 def test_an_unbound_input_is_refused():
@@ -35,8 +35,8 @@ def test_an_unbound_input_is_refused():
 
 
 def test_a_nameless_dimension_is_bound_by_position():
-    found = infer(model("g (float[?, 3] x) => (float y) { y = Relu(x) }"), {"x[0]": 8})
-    assert found.shapes["y"] == (8, 3)
+    tensors = infer(model("g (float[?, 3] x) => (float y) { y = Relu(x) }"), {"x[0]": 8})
+    assert tensors.shapes["y"] == (8, 3)
 
 
 def test_an_internal_symbol_may_be_bound_or_left():
@@ -101,30 +101,30 @@ def test_inference_wins_over_a_stale_declaration():
 
 
 def test_inference_wins_over_the_naming_rule():
-    found = types("g (float[2, 3] x) => (float y) { x_grad = Transpose(x) y = Relu(x_grad) }")
-    assert found.shapes["x_grad"] == (3, 2)
+    tensors = types("g (float[2, 3] x) => (float y) { x_grad = Transpose(x) y = Relu(x_grad) }")
+    assert tensors.shapes["x_grad"] == (3, 2)
 
 
 def test_a_gradient_has_the_shape_of_its_tensor_where_nothing_else_is_known():
     graph = """g (float[1, 3, 8, 8] x) => (float y) <float[9] x_grad>
                { dy, i = MaxPool<kernel_shape = [2, 2]>(x) x_grad = MaxPoolGrad(dy, i) y = Relu(x_grad) }"""
-    found = types(graph)
-    assert found.shapes["x_grad"] == found.shapes["y"] == (1, 3, 8, 8)
+    tensors = types(graph)
+    assert tensors.shapes["x_grad"] == tensors.shapes["y"] == (1, 3, 8, 8)
 
 
 def test_a_declaration_serves_where_nothing_else_is_known():
     graph = "g (float[N] x) => (float y) <float16[N, 3] h> { h = com.microsoft.Mystery(x) y = Relu(h) }"
-    found = types(graph, N=8)
-    assert (found.dtypes["h"], found.shapes["h"]) == (F16, (8, 3))
-    assert (found.dtypes["y"], found.shapes["y"]) == (F16, (8, 3))
+    tensors = types(graph, N=8)
+    assert (tensors.dtypes["h"], tensors.shapes["h"]) == (F16, (8, 3))
+    assert (tensors.dtypes["y"], tensors.shapes["y"]) == (F16, (8, 3))
 
 
 def test_aten_types_come_from_the_declaration_and_shapes_from_the_rule():
     graph = """g (float[50, 32] w, int64[N, 8] ids) => (float y) <float16[4, 8, 32] h>
                { h = org.pytorch.aten.ATen<operator = "embedding">(w, ids) y = Identity(h) }"""
-    found = types(graph, N=2)
-    assert (found.dtypes["h"], found.shapes["h"]) == (F16, (2, 8, 32))
-    assert (found.dtypes["y"], found.shapes["y"]) == (F16, (2, 8, 32))
+    tensors = types(graph, N=2)
+    assert (tensors.dtypes["h"], tensors.shapes["h"]) == (F16, (2, 8, 32))
+    assert (tensors.dtypes["y"], tensors.shapes["y"]) == (F16, (2, 8, 32))
 
 
 # --- training ops between standard ones ---
@@ -142,20 +142,20 @@ def test_omitted_outputs_are_skipped():
                { "", dw, db = com.microsoft.ConvGrad(dy, x, w) }"""
     bare = model(graph.replace('"", dw', "dx, dw"))
     bare.graph.node[0].output[0] = ""
-    found = infer(bare, {})
-    assert found.shapes["dw"] == (8, 3, 3, 3)
-    assert found.shapes["db"] == (8,)
-    assert "" not in found.shapes
+    tensors = infer(bare, {})
+    assert tensors.shapes["dw"] == (8, 3, 3, 3)
+    assert tensors.shapes["db"] == (8,)
+    assert "" not in tensors.shapes
 
 
 def test_shape_arithmetic_behind_a_training_op_becomes_static():
     graph = """g (float[N, 12] x) => (float y) <int64 zero = {0}, int64[1] axis = {0}, int64[2] tail = {3, 4}>
                { h = com.microsoft.Gelu(x) s = Shape(h) n = Gather(s, zero) m = Unsqueeze(n, axis)
                  t, lengths = com.microsoft.ConcatTraining<axis = 0>(m, tail) y = Reshape(h, t) }"""
-    found = types(graph, N=5)
-    assert found.shapes["y"] == (5, 3, 4)
-    assert found.values["t"].tolist() == [5, 3, 4]
-    assert found.values["lengths"].tolist() == [1, 2]
+    tensors = types(graph, N=5)
+    assert tensors.shapes["y"] == (5, 3, 4)
+    assert tensors.values["t"].tolist() == [5, 3, 4]
+    assert tensors.values["lengths"].tolist() == [1, 2]
 
 
 def test_gather_grad_takes_its_shape_from_a_value():
@@ -170,11 +170,11 @@ def test_broadcast_gradient_args_decide_a_reduction():
                  ra, rb = com.microsoft.BroadcastGradientArgs(sa, sb)
                  db = ReduceSum<keepdims = 1, noop_with_empty_axes = 1>(dy, rb)
                  da = ReduceSum<keepdims = 1, noop_with_empty_axes = 1>(dy, ra) }"""
-    found = types(graph, N=4)
-    assert found.shapes["ra"] == (0,)
-    assert found.values["rb"].tolist() == [0]
-    assert found.shapes["da"] == (4, 3)
-    assert found.shapes["db"] == (1, 3)
+    tensors = types(graph, N=4)
+    assert tensors.shapes["ra"] == (0,)
+    assert tensors.values["rb"].tolist() == [0]
+    assert tensors.shapes["da"] == (4, 3)
+    assert tensors.shapes["db"] == (1, 3)
 
 
 def test_a_body_may_read_what_only_a_rule_types():
@@ -194,23 +194,23 @@ def test_small_constants_of_any_type_are_known_and_large_ones_are_not():
                { c = Constant<value_float = 0.5>() y = Mul(x, c) }"""
     proto = model(graph)
     proto.graph.initializer.append(numpy_helper.from_array(np.zeros(1025, np.float32), "large"))
-    found = infer(proto, {})
-    assert found.values["c"] == np.float32(0.5)
-    assert found.values["h"].dtype == np.float16
-    assert "large" not in found.values
-    assert found.shapes["large"] == (1025,)
-    assert found.dtypes["large"] == F32
+    tensors = infer(proto, {})
+    assert tensors.values["c"] == np.float32(0.5)
+    assert tensors.values["h"].dtype == np.float16
+    assert "large" not in tensors.values
+    assert tensors.shapes["large"] == (1025,)
+    assert tensors.dtypes["large"] == F32
 
 
 def test_computed_values_are_integers_of_limited_size():
     graph = """g (float[64, 64] x) => (float y)
                <int64 zero = {0}, int64 n = {1024}, int64 m = {1025}, int64 one = {1}, float half = {0.5}>
                { y = Relu(x) few = Range(zero, n, one) many = Range(zero, m, one) sum = Add(half, half) }"""
-    found = types(graph)
-    assert found.values["few"].shape == found.shapes["few"] == (1024,)
-    assert "many" not in found.values
-    assert found.shapes["many"] == (1025,)
-    assert "sum" not in found.values
+    tensors = types(graph)
+    assert tensors.values["few"].shape == tensors.shapes["few"] == (1024,)
+    assert "many" not in tensors.values
+    assert tensors.shapes["many"] == (1025,)
+    assert "sum" not in tensors.values
 
 
 def test_external_data_is_not_read():
@@ -218,9 +218,9 @@ def test_external_data_is_not_read():
     external = TensorProto(name="w", data_type=F32, dims=[2], data_location=TensorProto.EXTERNAL)
     external.external_data.add(key="location", value="does_not_exist.bin")
     proto.graph.initializer[0].CopyFrom(external)
-    found = infer(proto, {})
-    assert found.shapes["w"] == found.shapes["y"] == (2,)
-    assert "w" not in found.values
+    tensors = infer(proto, {})
+    assert tensors.shapes["w"] == tensors.shapes["y"] == (2,)
+    assert "w" not in tensors.values
 
 
 def test_the_model_is_not_modified():
@@ -238,23 +238,24 @@ def test_the_model_is_not_modified():
 def test_sequences_have_neither_type_nor_shape():
     graph = """g (seq(float[N]) q, float[2, 3] x) => (float[2, 3] y)
                { r = SequenceInsert(q, x) n = SequenceLength(r) y = Relu(x) }"""
-    found = types(graph)
-    assert (found.dtypes["q"], found.shapes["q"]) == (found.dtypes["r"], found.shapes["r"]) == (0, None)
-    assert (found.dtypes["n"], found.shapes["n"]) == (I64, ())
+    tensors = types(graph)
+    assert tensors.dtypes["q"] == tensors.dtypes["r"] == 0
+    assert tensors.shapes["q"] is tensors.shapes["r"] is None
+    assert (tensors.dtypes["n"], tensors.shapes["n"]) == (I64, ())
 
 
 def test_an_unknown_op_leaves_its_outputs_unknown():
-    found = types("g (float[2] x) => (float[2] y) { h = com.microsoft.Mystery(x) k = Neg(h) y = Relu(x) }")
+    tensors = types("g (float[2] x) => (float[2] y) { h = com.microsoft.Mystery(x) k = Neg(h) y = Relu(x) }")
     for name in ("h", "k"):
-        assert (found.dtypes[name], found.shapes[name]) == (0, None)
+        assert (tensors.dtypes[name], tensors.shapes[name]) == (0, None)
 
 
 def test_data_dependent_sizes_stay_unknown():
-    found = types(
+    tensors = types(
         "g (float[2, 3] x) => (float y) { i = NonZero(x) t = Transpose(i) s = Shape(t) y = Relu(x) }"
     )
-    assert (found.dtypes["i"], found.shapes["i"], found.shapes["t"]) == (I64, None, None)
-    assert found.shapes["s"] == (2,)
+    assert (tensors.dtypes["i"], tensors.shapes["i"], tensors.shapes["t"]) == (I64, None, None)
+    assert tensors.shapes["s"] == (2,)
 
 
 def test_old_models_that_list_initializers_as_inputs():

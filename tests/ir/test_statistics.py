@@ -1,4 +1,4 @@
-"""What the values of a constant are like, whatever its size and type."""
+"""Statistics of the values of a constant, whatever its size and type."""
 
 import math
 
@@ -33,19 +33,19 @@ def statistics(values):
     ],
 )
 def test_bounds_of_every_type(values, lowest, highest, smallest, is_integer):
-    found = statistics(values)
-    assert (found.lowest, found.highest) == (pytest.approx(lowest), pytest.approx(highest))
-    assert found.smallest == pytest.approx(smallest)
-    assert found.is_integer is is_integer
-    assert found.elements == values.size
+    summary = statistics(values)
+    assert (summary.lowest, summary.highest) == (pytest.approx(lowest), pytest.approx(highest))
+    assert summary.smallest == pytest.approx(smallest)
+    assert summary.is_integer is is_integer
+    assert summary.elements == values.size
 
 
 def test_pieces_are_put_together(monkeypatch):
     monkeypatch.setattr(constants, "_CHUNK_ELEMENTS", 3)
-    found = statistics(np.float32([1, 2, 3, 4, -9, 1e-3, 7, 0.5]))
-    assert (found.lowest, found.highest, found.elements) == (-9.0, 7.0, 8)
-    assert math.isclose(found.smallest, 1e-3, rel_tol=1e-6)
-    assert not found.is_integer
+    summary = statistics(np.float32([1, 2, 3, 4, -9, 1e-3, 7, 0.5]))
+    assert (summary.lowest, summary.highest, summary.elements) == (-9.0, 7.0, 8)
+    assert math.isclose(summary.smallest, 1e-3, rel_tol=1e-6)
+    assert not summary.is_integer
 
 
 def test_text_has_no_statistics():

@@ -68,9 +68,9 @@ def test_convolutions_and_their_gradients_run_in_bf16():
     [("fp16", 20), ("bf16", 22), ("auto", 22)],
 )
 def test_the_command_plans_the_same_form(tmp_path, precision, opset):
-    given, mixed = tmp_path / "step.onnx", tmp_path / "mixed.onnx"
-    onnx.save(step() if precision != "auto" else training(), given)
-    command = ["optimize", str(given), "-o", str(mixed), "--device", "h200", "--probe", "off"]
+    source, mixed = tmp_path / "step.onnx", tmp_path / "mixed.onnx"
+    onnx.save(step() if precision != "auto" else training(), source)
+    command = ["optimize", str(source), "-o", str(mixed), "--device", "h200", "--probe", "off"]
     result = CliRunner().invoke(app, [*command, "--precision", precision])
     assert result.exit_code == 0, result.output
     assert onnx.load(mixed).opset_import[0].version == opset
@@ -94,12 +94,12 @@ def test_fp16_plans_are_of_the_given_graph():
 
 def test_a_form_with_a_slower_pool_is_taken_where_its_step_is_faster():
     pool = "p = MaxPool<kernel_shape=[2,2], strides=[2,2]>(dy)"
-    given = step(tail=f"{pool} dx = ConvTranspose<pads=[1,1,1,1]>(p, w)", halves=2)
-    as_given = optimize(given, replace(BF16, lowers=False))
-    optimized = optimize(given, BF16)
+    model = step(tail=f"{pool} dx = ConvTranspose<pads=[1,1,1,1]>(p, w)", halves=2)
+    as_given = optimize(model, replace(BF16, lowers=False))
+    optimized = optimize(model, BF16)
     assert "max_pool" in optimized.imported.passes
     assert optimized.plan.predicted_us < as_given.plan.predicted_us
-    assert fp32_us(import_model(given).view, BF16) == pytest.approx(as_given.plan.fp32_us)
+    assert fp32_us(import_model(model).view, BF16) == pytest.approx(as_given.plan.fp32_us)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ PAIRS = [
 
 @dataclass(frozen=True)
 class Plugin:
-    """What passes ask of OpenVINO, where its folder is not there to answer."""
+    """Answers of OpenVINO to passes, where its folder is not there to give them."""
 
     name: str = "openvino"
     processors: tuple[str, ...] = ("cpu",)
@@ -71,16 +71,16 @@ def printed(model):
             f"{a.name}={onnx.helper.get_attribute_value(a)}"
             for a in sorted(node.attribute, key=lambda a: a.name)
         )
-        made, read = ", ".join(node.output), ", ".join(node.input)
-        lines.append(f"{made} = {node.op_type}({read})" + (f" <{settings}>" if settings else ""))
+        outputs, inputs = ", ".join(node.output), ", ".join(node.input)
+        lines.append(f"{outputs} = {node.op_type}({inputs})" + (f" <{settings}>" if settings else ""))
     return "\n".join(lines)
 
 
 @pytest.mark.parametrize(("title", "pair"), PAIRS, ids=[title for title, _ in PAIRS])
 def test_a_pass_writes(title, pair):
     rule, place = title.removeprefix("# ").split(":")[0].split(" for ")
-    given, expected = pair.split("\n=>\n")
-    imported = parsed(given)
+    text, expected = pair.split("\n=>\n")
+    imported = parsed(text)
     assert printed(PASSES[rule](imported, PLACES[place])) == expected.strip()
 
 

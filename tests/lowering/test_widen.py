@@ -99,57 +99,59 @@ def options_for(device: str, **more: object) -> Options:
 @pytest.mark.parametrize("case", PAIRS)
 def test_what_is_raised_and_what_stays(case: str) -> None:
     text, op_types, low = PAIRS[case]
-    given = model_of(text)
-    wide = widened(import_model(given), Precision.FP16)
+    low_model = model_of(text)
+    wide = widened(import_model(low_model), Precision.FP16)
     assert [node.op_type for node in wide.model.graph.node] == op_types.split()
     assert wide.low_as_given == low
-    assert types(wide.model) == types(given)
+    assert types(wide.model) == types(low_model)
     onnx.checker.check_model(wide.model, full_check=True)
-    before, after = (run(model, drawn(given)) for model in (given, wide.model))
+    before, after = (run(model, drawn(low_model)) for model in (low_model, wide.model))
     for name, value in before.items():
         np.testing.assert_allclose(after[name], value, rtol=4e-3, atol=4e-3)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_lowered_again_it_is_the_file(seed: int) -> None:
-    """What op lists lower, raised and lowered again, has the values of the file to the bit, and its price."""
+    """Op lists' low nodes, raised and lowered again, have the file's values to the bit, and its price."""
     graph, setting = random_graph(seed), Setting.drawn(seed)
     lists = oplists("tf2")
     options = replace(setting.options, strategy="tf-amp", lists=lists, pads=False, min_gain=0.0)
-    made = optimize_model(graph.model, options)
-    given = without_stamp(made.model)
-    wide = widened(import_model(given), options.low)
-    casts = {node.name for node in made.imported.view.nodes if node.op.label == "Cast"}
-    assert made.plan.low_nodes - casts <= wide.low_as_given
-    assert types(wide.model) == types(given)
+    mixed = optimize_model(graph.model, options)
+    low_model = without_stamp(mixed.model)
+    wide = widened(import_model(low_model), options.low)
+    casts = {node.name for node in mixed.imported.view.nodes if node.op.label == "Cast"}
+    assert mixed.plan.low_nodes - casts <= wide.low_as_given
+    assert types(wide.model) == types(low_model)
 
     problem = problem_of(wide, options)
     kept = stays(problem, options, wide.low_as_given, Verdict(decided_by=Reason.AS_WRITTEN))
-    before, again = (run(model, graph.feeds) for model in (given, rewrite(wide, kept)))
+    before, again = (run(model, graph.feeds) for model in (low_model, rewrite(wide, kept)))
     for name, value in before.items():
         np.testing.assert_array_equal(again[name], value)
 
-    best = optimize_model(given, replace(options, strategy="optimal"))
+    best = optimize_model(low_model, replace(options, strategy="optimal"))
     if best.problem.starts_low:
         assert best.plan.predicted_us <= best.as_given_us * (1 + 1e-9)
-    assert types(best.model)[: len(graph.model.graph.input)] == types(given)[: len(graph.model.graph.input)]
+    assert (
+        types(best.model)[: len(graph.model.graph.input)] == types(low_model)[: len(graph.model.graph.input)]
+    )
     run(best.model, graph.feeds)
 
 
 def test_a_file_whose_low_nodes_pay_stays_to_the_byte() -> None:
-    given = model_of(PAYS)
-    optimized = optimize_model(given, options_for("v100"))
-    assert optimized.model.SerializeToString() == import_model(given).model.SerializeToString()
+    model = model_of(PAYS)
+    optimized = optimize_model(model, options_for("v100"))
+    assert optimized.model.SerializeToString() == import_model(model).model.SerializeToString()
     assert optimized.problem.kind.storage is Storage.LOW
     assert optimized.plan.low_nodes == {"MatMul", "Exp"}, "Exp is denied to FP32 nodes alone"
 
 
 def test_a_processor_without_fp16_gets_fp32() -> None:
-    given = model_of(PAIRS["between casts"][0])
-    optimized = optimize_model(given, options_for("cpu"))
+    model = model_of(PAIRS["between casts"][0])
+    optimized = optimize_model(model, options_for("cpu"))
     assert not optimized.plan.low_nodes
     assert optimized.plan.predicted_us < optimized.as_given_us
-    assert types(optimized.model) == types(given)
+    assert types(optimized.model) == types(model)
 
 
 def test_small_nodes_are_raised_where_casts_cost_more() -> None:
@@ -168,9 +170,9 @@ def test_keep_fp32_raises_what_is_low() -> None:
 
 def test_a_wider_format_than_the_planned_one_stays() -> None:
     text = PAIRS["between casts"][0].replace("float16", "bfloat16").replace("to = 10", "to = 16")
-    given = import_model(model_of(text))
-    assert widened(given, Precision.FP16) is given
-    assert widened(given, Precision.BF16).low_as_given == {"MatMul", "Relu"}
+    imported = import_model(model_of(text))
+    assert widened(imported, Precision.FP16) is imported
+    assert widened(imported, Precision.BF16).low_as_given == {"MatMul", "Relu"}
 
 
 def test_fp16_is_raised_for_a_plan_in_bf16() -> None:

@@ -47,16 +47,16 @@ def test_read_in_batches_kept_and_looked_up() -> None:
         return [None if i == 1 else {READ: float(i), DURATION: 9.0} for i in range(len(files))]
 
     signatures = [*counts(), VIEW_NODE]
-    found = counters_of(signatures, timer, read)
+    counters = counters_of(signatures, timer, read)
     assert batches == [40, 5]
-    assert found.refusal == ""
-    assert found.by_key[signatures[2].key] == {READ: 2.0}  # the time is no counter
-    assert {s.key for s in signatures} - set(found.by_key) == {
+    assert counters.refusal == ""
+    assert counters.by_key[signatures[2].key] == {READ: 2.0}  # the time is no counter
+    assert {s.key for s in signatures} - set(counters.by_key) == {
         signatures[1].key,
         signatures[41].key,
         VIEW_NODE.key,
     }
-    assert counters_of(signatures, timer, read) == found
+    assert counters_of(signatures, timer, read) == counters
     assert batches == [40, 5]  # not read again, not even what could not be read
 
 
@@ -68,15 +68,15 @@ def test_a_refusal_keeps_what_was_read() -> None:
             raise DeviceUnavailableError("hardware counters cannot be read", why="the GPU was taken away")
         return [{READ: 1.0}] * len(files)
 
-    found = counters_of(counts(), timer, read)
-    assert len(found.by_key) == 40
-    assert "taken away" in found.refusal
+    counters = counters_of(counts(), timer, read)
+    assert len(counters.by_key) == 40
+    assert "taken away" in counters.refusal
 
 
 def test_a_cpu_has_none() -> None:
-    found = counters_of(counts(3), NodeTimer(machine=machine("cpu", 1), store=Store()))
-    assert found.by_key == {}
-    assert "only CUDA devices" in found.refusal
+    counters = counters_of(counts(3), NodeTimer(machine=machine("cpu", 1), store=Store()))
+    assert counters.by_key == {}
+    assert "only CUDA devices" in counters.refusal
 
 
 class Imagined(NodeTimer):
@@ -118,15 +118,15 @@ def test_counters_are_selected_beside_derived_events(calibration: Calibration) -
 
 def test_without_counters_of_every_shape_they_are_not_fitted() -> None:
     def ask_some(signatures: Iterable[Signature], timer: NodeTimer) -> Counted:
-        found = dict(ask(signatures, timer).by_key)
-        found.pop(next(iter(found)))
-        return Counted(by_key=found, refusal="ncu died")
+        counters = dict(ask(signatures, timer).by_key)
+        counters.pop(next(iter(counters)))
+        return Counted(by_key=counters, refusal="ncu died")
 
     timer = Imagined(machine=GPU, store=Store())
-    made = calibrate(WORKLOAD, timer, target("h200"), Precision.FP16, None, ask_some)
-    assert made.entries[0].with_counters is None
-    assert made.entries[0].scores.with_counters is None
-    assert made.counters_refusal == "ncu died"
+    fitted = calibrate(WORKLOAD, timer, target("h200"), Precision.FP16, None, ask_some)
+    assert fitted.entries[0].with_counters is None
+    assert fitted.entries[0].scores.with_counters is None
+    assert fitted.counters_refusal == "ncu died"
 
 
 def test_predictions_use_counters_where_they_are_known(calibration: Calibration) -> None:
@@ -139,10 +139,10 @@ def test_predictions_use_counters_where_they_are_known(calibration: Calibration)
         low = lowered(signature, ports[NODE], Precision.FP16)
         assert low is not None
         fp32_us, low_us = timer.time(signature).median_us, timer.time(low).median_us
-        known = {NODE: {READ: hidden(signature), COUNTERS[1]: 1.0}}
+        counters = {NODE: {READ: hidden(signature), COUNTERS[1]: 1.0}}
         args = (one_node_view(signature), ports, {NODE: fp32_us})
         plain += abs(model.predict(*args).nodes[NODE].low_us / low_us - 1)
-        counted += abs(model.predict(*args, known).nodes[NODE].low_us / low_us - 1)
+        counted += abs(model.predict(*args, counters).nodes[NODE].low_us / low_us - 1)
         some = model.predict(*args, {NODE: {"another": 1.0}})
         assert some == model.predict(*args)
     assert counted < plain

@@ -66,8 +66,8 @@ def imagined(clock, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]
 
 def test_one_copy_is_told_from_what_every_run_costs(timer: NodeTimer, imagined) -> None:
     built = imagined()
-    found = timer.time(matmul(8))
-    assert (found.median_us, found.spread_us) == pytest.approx((COPY_US, 0.0))
+    timing = timer.time(matmul(8))
+    assert (timing.median_us, timing.spread_us) == pytest.approx((COPY_US, 0.0))
     assert built == [1, 1 + copies_for(CALL_US + COPY_US, node_bytes=1, limit_bytes=1e9)]
 
 
@@ -86,8 +86,8 @@ def test_a_time_that_scatters_is_taken_again(
     )  # after the runs that say how many copies to take, and a warm-up
     many = first_slope[1::2]
     imagined(disturbed=lambda run: run in many[2:])
-    found = timer.time(matmul(8))
-    assert (found.spread_us <= 0.2 * found.median_us) == steady
+    timing = timer.time(matmul(8))
+    assert (timing.spread_us <= 0.2 * timing.median_us) == steady
 
 
 def test_no_node_takes_less_than_nothing(timer: NodeTimer, imagined) -> None:

@@ -58,8 +58,8 @@ def test_the_view_of_a_node_has_its_signature() -> None:
 @pytest.mark.parametrize("name", ["mlp", "alexnet_like", "bert2_mlm_sdpa", "resblocks"])
 def test_every_node_of_a_training_graph_makes_a_valid_model(name: str) -> None:
     view = import_model(DATA / f"{name}.onnx").view
-    found = {s for node in view.nodes if (s := standalone(view, node.name)) is not None}
-    for signature in found:
+    signatures = {s for node in view.nodes if (s := standalone(view, node.name)) is not None}
+    for signature in signatures:
         for version in (signature, low(signature)):
             if version is not None and version.op.op_type != "Constant":
                 onnx.checker.check_model(one_node_model(version, 2), full_check=True)

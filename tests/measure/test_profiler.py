@@ -62,8 +62,8 @@ def joined(times_us: Mapping[str, float]) -> Joined:
     )
 
 
-def traced(imported: Imported, timer: NodeTimer, signatures: Signatures, found: Joined) -> profiling.Traced:
-    return trace_kernels(imported, {}, timer, signatures, 500.0, steps=2, take=lambda *_, **__: found)
+def traced(imported: Imported, timer: NodeTimer, signatures: Signatures, kernels: Joined) -> profiling.Traced:
+    return trace_kernels(imported, {}, timer, signatures, 500.0, steps=2, take=lambda *_, **__: kernels)
 
 
 def names(imported: Imported, op_type: str) -> list[str]:
@@ -75,16 +75,16 @@ def test_kernels_shorter_than_a_launch_are_left_to_be_timed_alone(
 ) -> None:
     product, relu = names(imported, "MatMul")[0], names(imported, "Relu")[0]
     # What the runtime put in besides is in the trace and in no row.
-    found = traced(imported, timer, signatures, joined({product: 99.0, "Memcpy": 100.0}))
-    assert found.refusal == ""
-    assert set(found.nodes) == {product, "Memcpy"}
-    assert found.accounted == 1.0
-    found = traced(imported, timer, signatures, joined({product: 99.0, relu: 3.9}))
-    assert "in the trace" in found.refusal  # a node timed alone disagrees
-    assert found.nodes == {}
+    trace = traced(imported, timer, signatures, joined({product: 99.0, "Memcpy": 100.0}))
+    assert trace.refusal == ""
+    assert set(trace.nodes) == {product, "Memcpy"}
+    assert trace.accounted == 1.0
+    trace = traced(imported, timer, signatures, joined({product: 99.0, relu: 3.9}))
+    assert "in the trace" in trace.refusal  # a node timed alone disagrees
+    assert trace.nodes == {}
     gemm = names(imported, "Gemm")[0]
-    found = traced(imported, timer, signatures, joined({gemm: 99.0, product: 101.0}))
-    assert found.refusal == ""  # what does not run alone is not compared
+    trace = traced(imported, timer, signatures, joined({gemm: 99.0, product: 101.0}))
+    assert trace.refusal == ""  # what does not run alone is not compared
 
 
 def test_short_nodes(imported: Imported, signatures: Signatures) -> None:
@@ -94,9 +94,9 @@ def test_short_nodes(imported: Imported, signatures: Signatures) -> None:
             return Timing(median_us=us, spread_us=0.0, repeats=1)
 
     product, relu = names(imported, "MatMul")[0], names(imported, "Relu")[0]
-    found = traced(imported, Short(machine=GPU, store=Store()), signatures, joined({product: 2.1, relu: 2.1}))
-    assert found.refusal == ""
-    assert found.nodes == {}
+    trace = traced(imported, Short(machine=GPU, store=Store()), signatures, joined({product: 2.1, relu: 2.1}))
+    assert trace.refusal == ""
+    assert trace.nodes == {}
 
 
 def test_a_trace_that_cannot_be_taken_says_why(
@@ -105,9 +105,9 @@ def test_a_trace_that_cannot_be_taken_says_why(
     def refuse(*_: Any, **__: Any) -> Joined:
         raise DeviceUnavailableError("kernels cannot be traced", why="no PyTorch")
 
-    found = trace_kernels(imported, {}, timer, signatures, 500.0, steps=2, take=refuse)
-    assert found.refusal == "kernels cannot be traced: no PyTorch. Nodes were timed alone."
-    assert found.step_us == 500.0
+    trace = trace_kernels(imported, {}, timer, signatures, 500.0, steps=2, take=refuse)
+    assert trace.refusal == "kernels cannot be traced: no PyTorch. Nodes were timed alone."
+    assert trace.step_us == 500.0
 
 
 @pytest.mark.parametrize("wanted", [True, False])

@@ -148,9 +148,9 @@ def test_kill_loses_at_most_the_timing_in_flight(tmp_path: Path) -> None:
     with Store(path) as store:
         assert store.notice == ""
         for i in range(reported + 1):
-            found = store.find(TimingKey(machine=HERE, signature=f"a{i}"))
-            assert found is not None
-            assert found.median_us == i
+            timing = store.find(TimingKey(machine=HERE, signature=f"a{i}"))
+            assert timing is not None
+            assert timing.median_us == i
         assert len(store) <= reported + 2
 
 
@@ -327,8 +327,8 @@ def test_a_store_that_goes_while_it_is_used_is_opened_again(tmp_path: Path, how:
         store.add(others(2), TIMING)
         assert store.written == 2
     with Store(path) as store:
-        found = [store.find(others(number)) is not None for number in range(3)]
-    assert found == [how == "replaced", True, True]
+        is_stored = [store.find(others(number)) is not None for number in range(3)]
+    assert is_stored == [how == "replaced", True, True]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="open files cannot be deleted there")
@@ -396,4 +396,4 @@ def test_a_store_that_is_read_only_is_an_error_and_stays(tmp_path: Path) -> None
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
         folder.chmod(0o755)
         assert path.read_bytes() == before
-        assert [found.name for found in folder.iterdir()] == ["t.sqlite"]
+        assert [file.name for file in folder.iterdir()] == ["t.sqlite"]

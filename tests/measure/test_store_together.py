@@ -38,11 +38,11 @@ def test_a_store_that_is_made_while_it_is_looked_at_is_none_of_another_program(
 
     class Slow(sqlite3.Connection):
         def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
-            found = super().execute(statement, *values)
+            cursor = super().execute(statement, *values)
             if statement == "PRAGMA application_id":
                 monkeypatch.setattr(database, "_open", opened)
                 Store(path).close()  # another process is faster
-            return found
+            return cursor
 
     with closing(sqlite3.connect(path)) as begun:
         begun.execute("PRAGMA journal_mode = WAL")

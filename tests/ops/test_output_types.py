@@ -28,9 +28,9 @@ def signature(op: OpKey, inputs, count: int, **attributes) -> Signature:
 
 
 def outputs(op_type: str, *inputs, count: int = 1, domain: str = "com.microsoft", **attributes):
-    found = output_types(signature(OpKey(domain, op_type), inputs, count, **attributes))
-    assert found is not None
-    return list(found)
+    types = output_types(signature(OpKey(domain, op_type), inputs, count, **attributes))
+    assert types is not None
+    return list(types)
 
 
 def aten(operator: str, *inputs):

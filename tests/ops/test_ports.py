@@ -17,11 +17,11 @@ from campo_onnx.planning.pipeline import problem_of
 def ports(model_text):
     """Find the ports of the node called ``n``."""
 
-    def found(graph, opset=20, precision=Precision.FP16):
+    def ports_of_n(graph, opset=20, precision=Precision.FP16):
         view = import_model(model_text(graph, opset)).view
         return ports_of(view.signature("n"), precision)
 
-    return found
+    return ports_of_n
 
 
 def low(inputs, outputs, attribute=None):
@@ -141,9 +141,9 @@ def test_integers_become_fp32_only(ports):
 
 @pytest.mark.parametrize(("op", "result"), [("Shape", "int64[1]"), ("Size", "int64")])
 def test_readers_of_shapes_take_what_is_there(ports, op, result):
-    found = ports(f"g (float[4] x) => ({result} y) {{ [n] y = {op}(x) }}")
-    assert found.any_inputs == {0}
-    assert found.refusal
+    node_ports = ports(f"g (float[4] x) => ({result} y) {{ [n] y = {op}(x) }}")
+    assert node_ports.any_inputs == {0}
+    assert node_ports.refusal
 
 
 @pytest.mark.parametrize(
@@ -169,9 +169,9 @@ def test_readers_of_shapes_take_what_is_there(ports, op, result):
     ],
 )
 def test_what_cannot_be_low_says_why(ports, graph, why):
-    found = ports(graph)
-    assert why in str(found.refusal)
-    assert not found.low_inputs | found.low_outputs
+    node_ports = ports(graph)
+    assert why in str(node_ports.refusal)
+    assert not node_ports.low_inputs | node_ports.low_outputs
 
 
 def test_a_node_without_fp32_has_no_precision(ports):

@@ -68,10 +68,10 @@ def test_who_reads_a_mask_is_found_by_what_it_asks() -> None:
 
 
 def test_of_an_unknown_operator_nothing_is_known() -> None:
-    found = spec(OpKey("my.domain", "Fancy"))
-    assert not found.is_known
-    assert (found.work, found.ports, found.shapes) == (None, None, None)
-    assert all(known.is_known for known in SPECS)
+    operator = spec(OpKey("my.domain", "Fancy"))
+    assert not operator.is_known
+    assert (operator.work, operator.ports, operator.shapes) == (None, None, None)
+    assert all(entry.is_known for entry in SPECS)
 
 
 def test_a_temporary_operator_leaves_with_its_block() -> None:
@@ -116,32 +116,34 @@ def test_a_graph_with_a_toy_operator_is_planned() -> None:
 
 
 def test_every_operator_is_well_formed() -> None:
-    for found in SPECS:
-        check_form(found)
+    for operator in SPECS:
+        check_form(operator)
 
 
-def check_form(found: OpSpec) -> None:
-    if isinstance(found.ports, FixedPorts):
-        for positions in (found.ports.inputs, found.ports.outputs):
-            assert positions is EVERY or list(positions) == sorted(set(positions)), found.key
+def check_form(operator: OpSpec) -> None:
+    if isinstance(operator.ports, FixedPorts):
+        for positions in (operator.ports.inputs, operator.ports.outputs):
+            assert positions is EVERY or list(positions) == sorted(set(positions)), operator.key
         # What ONNX knows, its schema says.
         newest = onnx.defs.onnx_opset_version()
-        assert not onnx.defs.has(found.key.op_type, newest, found.key.domain), found.key
-    if found.training_kernels:
-        assert isinstance(found.ports, FixedPorts), found.key
-    if isinstance(found.shapes, ShapedBy):
-        assert found.shapes.shape != found.shapes.dtype, found.key
-    if found.work is WorkKind.VIEW and not found.key.domain:
-        assert found.movement is Movement.VIEW, found.key
-    if isinstance(found.work, Gemm):
+        assert not onnx.defs.has(operator.key.op_type, newest, operator.key.domain), operator.key
+    if operator.training_kernels:
+        assert isinstance(operator.ports, FixedPorts), operator.key
+    if isinstance(operator.shapes, ShapedBy):
+        assert operator.shapes.shape != operator.shapes.dtype, operator.key
+    if operator.work is WorkKind.VIEW and not operator.key.domain:
+        assert operator.movement is Movement.VIEW, operator.key
+    if isinstance(operator.work, Gemm):
         families = (Family.MATRIX_PRODUCT, Family.CONVOLUTION, Family.RECURRENT)
-        assert found.family in families, found.key
+        assert operator.family in families, operator.key
 
 
 def test_elementwise_operators_move_their_bytes() -> None:
-    each = [found for found in SPECS if found.family is Family.ELEMENTWISE and found.work is not None]
+    each = [
+        operator for operator in SPECS if operator.family is Family.ELEMENTWISE and operator.work is not None
+    ]
     assert each
-    assert not [found.key.label for found in each if found.work in HOST_ONLY]
+    assert not [operator.key.label for operator in each if operator.work in HOST_ONLY]
 
 
 @pytest.mark.parametrize("path", GRAPHS, ids=lambda path: path.stem)
@@ -158,10 +160,10 @@ def test_listed_positions_hold_fp32_in_real_graphs(path: Path, dims_of) -> None:
 
 
 def test_what_operators_ask_of_their_inputs_and_which_draw() -> None:
-    asked = {found.key.label: dict(found.asks) for found in SPECS if found.asks}
+    asked = {operator.key.label: dict(operator.asks) for operator in SPECS if operator.asks}
     assert asked["Div"] == {1: Ask.POSITIVE}
     assert asked["RoiAlign"] == {2: Ask.INDEX_ALONG_AXIS}
     assert asked["com.microsoft:GatherGrad"] == {1: Ask.INDEX_OF_SHAPE}
     assert {ask for asks in asked.values() for ask in asks.values()} == set(Ask)
-    drawing = {found.key.label for found in SPECS if found.draws}
+    drawing = {operator.key.label for operator in SPECS if operator.draws}
     assert drawing > {key.label for key in REGISTRY.of_family(Family.RANDOM)} | {"Dropout"}

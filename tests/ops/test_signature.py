@@ -1,4 +1,4 @@
-"""What makes two nodes the same, and what becomes of one in low precision or at other sizes."""
+"""Signatures: nodes that are the same, and versions of one in low precision or at other sizes."""
 
 from pathlib import Path
 

@@ -123,7 +123,7 @@ class Golden(NamedTuple):
     expected: Answer
 
     def answer(self) -> Answer:
-        """What the strategy answers."""
+        """The strategy's low nodes and casts, and the graph that is written for them."""
         assignment = STRATEGIES[self.strategy].decide(self.problem)
         plan = make_plan(self.problem, assignment, strategy=self.strategy, lists="")
         casts = frozenset((cast.tensor, cast.dst.value) for cast in plan.casts)
@@ -145,21 +145,21 @@ def _target(node: onnx.NodeProto) -> str:
 def _golden(title: str, text: str) -> Golden:
     question, _, answer = text.partition("\n----\n")
     settings, _, graph = question.partition("\n(")
-    given = dict(line.split(": ", 1) for line in settings.strip().splitlines())
+    options = dict(line.split(": ", 1) for line in settings.strip().splitlines())
     expected = dict(re.findall(r"^(low|casts):[ ]*(.*)$", answer, re.MULTILINE))
     costs = {}
-    for entry in given.pop("costs", "").split():
+    for entry in options.pop("costs", "").split():
         name, fp32_us, low_us = re.fullmatch(r"(\w+)=([\d.]+)/([\d.]+)", entry).groups()
         costs[name] = (float(fp32_us), float(low_us))
-    strategy = given.pop("strategy")
+    strategy = options.pop("strategy")
     problem = _problem_from(
         "(" + graph,
-        lists=given.pop("lists"),
+        lists=options.pop("lists"),
         default=costs.pop("default", (10.0, 5.0)),
         costs=costs,
-        cast_us=float(given.pop("cast_us", "1")),
+        cast_us=float(options.pop("cast_us", "1")),
     )
-    assert not given, f"{title}: unknown settings {given}"
+    assert not options, f"{title}: unknown settings {options}"
     casts = frozenset(tuple(cast.split("->")) for cast in expected["casts"].split())
     written = tuple(line.strip() for line in answer.partition("\nwritten:\n")[2].strip().splitlines())
     expected_answer = Answer(frozenset(expected["low"].split()), casts, written)
@@ -250,8 +250,10 @@ class _Maker:
     def problem(self) -> Problem:
         rng, low = self.rng, Precision.FP16
         read = {t for node in self.nodes for t in node.inputs}
-        made = [t for node in self.nodes for t in node.outputs if self.tensors[t].dtype == TensorProto.FLOAT]
-        outputs = tuple(t for t in made if t not in read or self.chance(10))
+        results = [
+            t for node in self.nodes for t in node.outputs if self.tensors[t].dtype == TensorProto.FLOAT
+        ]
+        outputs = tuple(t for t in results if t not in read or self.chance(10))
         tensors = {
             name: TensorInfo(
                 name=name, dtype=info.dtype, shape=info.shape, kind=info.kind, is_output=name in outputs
@@ -262,7 +264,7 @@ class _Maker:
         view = GraphView(
             nodes=tuple(self.nodes), tensors=tensors, inputs=inputs, outputs=outputs, opset={"": 20}
         )
-        uses = [use for found in view.consumers.values() for use in found]
+        uses = [use for consumers in view.consumers.values() for use in consumers]
         costs = {}
         for node in self.nodes:
             fp32_us = float(rng.randrange(16))

@@ -17,9 +17,9 @@ def placed(lists: OpLists) -> frozenset[OpKey]:
 
 
 def differences(a: OpLists, b: OpLists) -> dict[tuple[str, str], set[OpKey]]:
-    found: dict[tuple[str, str], set[OpKey]] = {}
+    ops: dict[tuple[str, str], set[OpKey]] = {}
     for op in placed(a) | placed(b):
         pair = (a.class_of(op).value, b.class_of(op).value)
         if pair[0] != pair[1]:
-            found.setdefault(pair, set()).add(op)
-    return found
+            ops.setdefault(pair, set()).add(op)
+    return ops

@@ -30,10 +30,10 @@ def model_of(body, constants=None, *, inputs, outputs):
 def mixed_of(model, strategy, **options):
     """Everything that may go low, goes low: launches cost nothing."""
     free = replace(target("v100"), launch_us=1e-9)
-    given = Options(
+    settings = Options(
         target=free, lists=oplists("campo"), strategy=strategy, min_gain=0.0, pads=False, **options
     )
-    return optimize_model(model, given)
+    return optimize_model(model, settings)
 
 
 def both(model, feeds, strategy, **options):

@@ -59,8 +59,8 @@ def test_an_unknown_strategy_is_refused_where_options_are_made():
 
 def exponentials(view, update):
     """Every Exp is harmless."""
-    found = [node.name for node in view.nodes if node.op.op_type == "Exp"]
-    return Findings(classes=dict.fromkeys(found, (OpClass.ALLOW, "an exponential of little")))
+    names = [node.name for node in view.nodes if node.op.op_type == "Exp"]
+    return Findings(classes=dict.fromkeys(names, (OpClass.ALLOW, "an exponential of little")))
 
 
 def test_a_pattern_rule_is_found_by_its_name_and_planned_with(monkeypatch, model_text):

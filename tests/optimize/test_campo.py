@@ -66,8 +66,8 @@ def test_a_group_that_pays_only_beside_another_group(problem_from):
         [c1] z = Concat<axis=0>(t, s)
     }"""
     problem = problem_from(text, costs={"c2": (4.0, 3.5), "c1": (9.0, 4.0)})
-    found = traverse_4(problem, frozenset({"a1"}), frozenset())
-    assert found.low == {"c1", "c2"}
+    assignment = traverse_4(problem, frozenset({"a1"}), frozenset())
+    assert assignment.low == {"c1", "c2"}
 
 
 def test_a_taken_back_assignment_says_so(problem_from):

@@ -25,8 +25,8 @@ def classes(view, lists, update=frozenset()):
 
 
 def test_lists_speak_of_operators_and_patterns_of_nodes(read):
-    found = classes(read(SOFTMAX).view, "campo")
-    assert {name: c.op_class.value for name, c in found.items()} == {
+    node_classes = classes(read(SOFTMAX).view, "campo")
+    assert {name: c.op_class.value for name, c in node_classes.items()} == {
         "max": "clear",
         "shift": "infer",
         "exp": "infer",
@@ -34,14 +34,14 @@ def test_lists_speak_of_operators_and_patterns_of_nodes(read):
         "div": "infer",
         "other": "unknown",
     }
-    assert found["exp"].finding is Finding.SOFTMAX_EXP
-    assert found["shift"].finding is None
+    assert node_classes["exp"].finding is Finding.SOFTMAX_EXP
+    assert node_classes["shift"].finding is None
 
 
 def test_plain_lists_have_no_patterns(read):
-    found = classes(read(SOFTMAX).view, "tf115")
-    assert found["exp"].op_class is OpClass.DENY
-    assert found["sum"].op_class is OpClass.DENY
+    node_classes = classes(read(SOFTMAX).view, "tf115")
+    assert node_classes["exp"].op_class is OpClass.DENY
+    assert node_classes["sum"].op_class is OpClass.DENY
 
 
 def test_of_two_rules_the_one_that_keeps_fp32_is_right(read):
@@ -89,5 +89,5 @@ def test_of_two_rules_the_more_careful_one_is_right_in_any_order(order, read, mo
     rules = {"careless": saying(OpClass.CLEAR, "moves"), "careful": saying(OpClass.INFER, "computes")}
     monkeypatch.setattr("campo_onnx.optimize.lists.classify.PATTERN_RULES", rules)
     monkeypatch.setattr("campo_onnx.optimize.lists.oplists.PATTERNS", tuple(rules))
-    found = classify(view, replace(preset("campo"), patterns=order), frozenset()).classes["n"]
-    assert (found.op_class, found.finding) == (OpClass.INFER, "computes")
+    node_class = classify(view, replace(preset("campo"), patterns=order), frozenset()).classes["n"]
+    assert (node_class.op_class, node_class.finding) == (OpClass.INFER, "computes")

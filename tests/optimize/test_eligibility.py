@@ -100,12 +100,12 @@ def test_a_bad_pattern_is_refused(fixed):
 )
 def test_constants_the_low_precision_loses(fixed, value, by, reason):
     text = f"(float[4] x) => (float[4] y) <float c = {{{value}}}> {{ [n] y = Max(x, c) }}"
-    found = fixed(text)
+    refusals = fixed(text)
     if by is None:
-        assert found == {}
+        assert refusals == {}
     else:
-        assert found["n"][0] == by
-        assert reason in found["n"][1]
+        assert refusals["n"][0] == by
+        assert reason in refusals["n"][1]
     assert Reason.OVERFLOW not in {by for by, _ in fixed(text, low=Precision.BF16).values()}
 
 

@@ -40,8 +40,8 @@ def casts_to(plan, precision):
 
 
 def test_the_written_casts_are_the_planned_ones(planned):
-    given = {node.name for node in planned.imported.model.graph.node}
-    written = [n for n in planned.model.graph.node if n.op_type == "Cast" and n.name not in given]
+    names = {node.name for node in planned.imported.model.graph.node}
+    written = [n for n in planned.model.graph.node if n.op_type == "Cast" and n.name not in names]
     fp32_name = {c.tensor for c in planned.plan.casts}
     assert Counter(next(t for t in (*n.output, *n.input) if t in fp32_name) for n in written) == Counter(
         c.tensor for c in planned.plan.casts
@@ -223,14 +223,14 @@ def test_a_mixed_graph_is_priced_as_it_is(graph, imported_data):
     options, imported = replace(OPTIONS, lists=oplists("campo")), imported_data(DATA / f"{graph}.onnx")
     problem = problem_of(imported, options)
     for strategy in ("optimal", "fine-grained"):
-        made = apply(decide(problem, imported, replace(options, strategy=strategy)), problem, imported)
-        assert not made.plan.pads
-        mixed = import_model(made.model)
+        optimized = apply(decide(problem, imported, replace(options, strategy=strategy)), problem, imported)
+        assert not optimized.plan.pads
+        mixed = import_model(optimized.model)
         assert mixed.stamp is not None
         priced, left = problem_of(mixed, options), replace(options, strategy="fp32")
         for seen in (mixed, replace(mixed, stamp=None)):
             again = decide(priced, seen, left)
-            assert again.predicted_us == pytest.approx(made.plan.predicted_us, rel=1e-9)
+            assert again.predicted_us == pytest.approx(optimized.plan.predicted_us, rel=1e-9)
 
 
 def test_the_plan_of_optimal_always_has_a_bound():

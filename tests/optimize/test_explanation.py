@@ -1,4 +1,4 @@
-"""What ``explain`` says of a node is what its plan and its problem hold."""
+"""``explain`` says of a node what its plan and its problem hold."""
 
 from pathlib import Path
 
@@ -20,9 +20,9 @@ def test_the_other_precision_alone_costs_what_is_said(optimized):
     """Held against the price of the whole step, with one node turned."""
     problem, plan = optimized.problem, optimized.plan
     step_us = problem.predicted_us(plan.low_nodes)
-    known = [d for d in plan.decisions if d.other_cast_us is not None]
-    assert len(known) > 100
-    for d in known:
+    decisions = [d for d in plan.decisions if d.other_cast_us is not None]
+    assert len(decisions) > 100
+    for d in decisions:
         turned_us = problem.predicted_us(plan.low_nodes ^ {d.node})
         node_us = d.gain_us if d.is_lowered else -d.gain_us
         assert turned_us - step_us == pytest.approx(node_us + d.other_cast_us, abs=1e-6)

@@ -1,4 +1,4 @@
-"""What holds of every strategy on every graph, whatever the costs."""
+"""Invariants of every strategy on every graph, whatever the costs."""
 
 from dataclasses import replace
 from random import Random
@@ -96,14 +96,14 @@ def test_no_gain_no_low_node(random_problem, rng):
 
 def reordered(view, rng):
     """The nodes in another topological order, drawn by chance."""
-    made = {t for t in view.tensors if t not in view.producer}
+    tensors = {t for t in view.tensors if t not in view.producer}
     waiting, order = list(view.nodes), []
     while waiting:
-        ready = [node for node in waiting if all(t in made for t in node.inputs if t)]
+        ready = [node for node in waiting if all(t in tensors for t in node.inputs if t)]
         node = rng.choice(ready)
         waiting.remove(node)
         order.append(node)
-        made.update(node.outputs)
+        tensors.update(node.outputs)
     return order
 
 

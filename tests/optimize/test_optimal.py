@@ -81,7 +81,7 @@ def steps_us(problem, free):
 
 
 def rounding_us(problem):
-    """What sums of floats can hide."""
+    """A bound of the rounding error of sums of floats."""
     return 1e-9 * (1.0 + problem.costs.fp32_us)
 
 

@@ -44,8 +44,8 @@ def test_overrides_that_match_say_nothing(view):
     ],
 )
 def test_others_are_named_with_a_suggestion(view, operators, keep_fp32, message):
-    (found,) = unmatched(view, operators=operators, keep_fp32=keep_fp32)
-    assert found.endswith(message)
+    (text,) = unmatched(view, operators=operators, keep_fp32=keep_fp32)
+    assert text.endswith(message)
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no such clock there")

@@ -116,7 +116,7 @@ def anything(name):
 
 
 @pytest.mark.parametrize(
-    ("names", "low", "found"),
+    ("names", "low", "middle"),
     [
         ("a1 i1 c1 a2", "a1 a2", "i1 c1"),
         ("i1 a1 c1", "a1", ""),  # ends hang out on one side only
@@ -124,9 +124,9 @@ def anything(name):
         ("a1 i1 a2 i2", "a1", ""),  # a2 is FP32 and no end of a path
     ],
 )
-def test_between_along_a_chain(chain, names, low, found):
+def test_between_along_a_chain(chain, names, low, middle):
     view = chain(*names.split())
-    assert between(view, frozenset(low.split()), lambda name: name[0] in "ic") == set(found.split())
+    assert between(view, frozenset(low.split()), lambda name: name[0] in "ic") == set(middle.split())
 
 
 def test_between_needs_one_path_through_nodes_that_may_pass(chain):
@@ -180,5 +180,5 @@ def test_nothing_comes_of_nothing(chain):
 
 def test_a_released_node_is_not_tainted_but_what_lies_behind_it_is(chain):
     view = chain("d1", "i1", "i2")
-    found = replace(classes(view), released=frozenset({"i1"}))
-    assert taint(view, found) == {"i2"}
+    classification = replace(classes(view), released=frozenset({"i1"}))
+    assert taint(view, classification) == {"i2"}

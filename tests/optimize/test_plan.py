@@ -163,22 +163,22 @@ def test_an_if_that_computes_low_already_is_not_turned_low(problem_from):
 
 def boundaries(problem, low):
     """Every reading whose precision differs from the tensor's, as ``(tensor, wanted, use)``."""
-    view, ports, found = problem.view, problem.ports, set()
+    view, ports, readings = problem.view, problem.ports, set()
     for tensor, site in problem.sites.items():
         made_low = site.producer in low
         existing = () if site.existing is None else (site.existing.cast, *site.existing.copies)
         if made_low and view.tensors[tensor].is_output:
-            found.add((tensor, FP32, None))
+            readings.add((tensor, FP32, None))
         for use in view.consumers.get(tensor, ()):
             reader = ports[use.node]
             if use.position in reader.any_inputs or use.node in existing:
                 continue
             wants_low = use.node in low and use.position in reader.low_inputs
             if wants_low and not made_low and site.existing is None:
-                found.add((tensor, FP16, use))
+                readings.add((tensor, FP16, use))
             if made_low and not wants_low:
-                found.add((tensor, FP32, use))
-    return found
+                readings.add((tensor, FP32, use))
+    return readings
 
 
 @pytest.mark.parametrize("name", ["optimal", "campo", "tf-amp"])

@@ -10,8 +10,8 @@ EXISTING = ExistingVersion(name="t16", cast="k", is_source=False)
 
 
 def site(**changes):
-    given = {"tensor": "t", "producer": "p", "consumers": ("r", "s"), "needs_fp32": False}
-    return CastSite(**(given | {"cast_us": 3.0} | changes))
+    defaults = {"tensor": "t", "producer": "p", "consumers": ("r", "s"), "needs_fp32": False}
+    return CastSite(**(defaults | {"cast_us": 3.0} | changes))
 
 
 @pytest.mark.parametrize(
@@ -33,9 +33,9 @@ def site(**changes):
     ],
 )
 def test_a_site_needs_one_new_cast_at_most(low, changes, down, up):
-    found = site(**changes).new_cast(set(low.split()))
-    assert (found is not None and found.kind is CastKind.DOWN) is down
-    assert (found is not None and found.kind is CastKind.UP) is up
+    cast = site(**changes).new_cast(set(low.split()))
+    assert (cast is not None and cast.kind is CastKind.DOWN) is down
+    assert (cast is not None and cast.kind is CastKind.UP) is up
     assert site(**changes).new_cast_us(set(low.split())) == (3.0 if down or up else 0.0)
 
 

@@ -212,12 +212,12 @@ def initializers(model):
 
 
 def test_an_initializer_read_low_only_is_converted_in_the_file(lower):
-    found = initializers(
+    weights = initializers(
         lower("g (float[2] x) => (float[2] y) <float[2] w = {1, 2.5}> { y = Add(x, w) }").model
     )
-    assert found.keys() == {"w_fp16"}
-    assert found["w_fp16"].dtype == np.float16
-    assert found["w_fp16"].tolist() == [1, 2.5]
+    assert weights.keys() == {"w_fp16"}
+    assert weights["w_fp16"].dtype == np.float16
+    assert weights["w_fp16"].tolist() == [1, 2.5]
 
 
 def test_an_initializer_read_by_both_has_two_versions(lower):

@@ -78,16 +78,16 @@ KINDS = {
 @st.composite
 def graphs(draw):
     """Draw a graph and which of its tensors are outputs, inputs and initializers among them."""
-    made = Lines()
+    body = Lines()
     for kind in draw(st.lists(st.sampled_from(list(KINDS)), min_size=1, max_size=9)):
-        a, b = draw(st.sampled_from(made.fp32)), draw(st.sampled_from(made.fp32))
-        kind(made, draw(st.sampled_from(KINDS[kind])), a, b)
-    outputs = {made.fp32[-1], *draw(st.lists(st.sampled_from(made.fp32), max_size=3))}
-    typed = [f"float[4,4] {t}" for t in sorted(outputs)] + [f"float16[4,4] {t}" for t in made.fp16[:1]]
+        a, b = draw(st.sampled_from(body.fp32)), draw(st.sampled_from(body.fp32))
+        kind(body, draw(st.sampled_from(KINDS[kind])), a, b)
+    outputs = {body.fp32[-1], *draw(st.lists(st.sampled_from(body.fp32), max_size=3))}
+    typed = [f"float[4,4] {t}" for t in sorted(outputs)] + [f"float16[4,4] {t}" for t in body.fp16[:1]]
     w = ", ".join(str(i % 5 - 2) for i in range(16))
     return (
         f"g (float[4,4] x, float[4,4] z, bool c) => ({', '.join(typed)}) "
-        f"<float[4,4] w = {{{w}}}, float minus = {{-3}}, float plus = {{3}}> {{ {' '.join(made.lines)} }}"
+        f"<float[4,4] w = {{{w}}}, float minus = {{-3}}, float plus = {{3}}> {{ {' '.join(body.lines)} }}"
     )
 
 
@@ -114,9 +114,9 @@ def test_any_plan_of_any_graph_is_valid_and_computes_the_same(lower, run, well_c
     assert len(lowered.casts) - len(lowered.plan.casts) <= graph.count("Cast<")
     for condition in (True, False):
         feeds = FEEDS | {"c": np.array(condition)}
-        expected, found = run(lowered.imported.model, feeds), run(lowered.model, feeds)
+        expected, actual = run(lowered.imported.model, feeds), run(lowered.model, feeds)
         for name, value in expected.items():
-            np.testing.assert_array_equal(found[name], value, err_msg=name)
+            np.testing.assert_array_equal(actual[name], value, err_msg=name)
 
 
 @pytest.mark.parametrize("path", GRAPHS, ids=lambda path: path.stem)

@@ -111,9 +111,9 @@ def test_a_residual_stream_is_not_swallowed(read):
         [error] e = Mul(d, d)
         [loss] loss = ReduceMean<keepdims=0>(e)
     }"""
-    found = loss_of(read, text)
-    assert {"loss", "error", "diff", "residual2"} <= found
-    assert not {"residual1", "gelu", "act", "branch", "in"} & found
+    nodes = loss_of(read, text)
+    assert {"loss", "error", "diff", "residual2"} <= nodes
+    assert not {"residual1", "gelu", "act", "branch", "in"} & nodes
 
 
 @pytest.mark.parametrize("norm", ["LayerNormalization<axis=-1>(t, scale, bias)", "Softmax(t)"])
@@ -344,6 +344,6 @@ def test_protected_nodes_say_why(read):
 def test_exported_graphs(exported, graph, updates, losses):
     view = exported(graph)
     assert len(weight_update(view)) == updates
-    found = loss(view, CAMPO)
-    assert len(found) == losses
-    assert {"LogSoftmax", "GatherElements"} <= {view.node[name].op.op_type for name in found}
+    nodes = loss(view, CAMPO)
+    assert len(nodes) == losses
+    assert {"LogSoftmax", "GatherElements"} <= {view.node[name].op.op_type for name in nodes}

@@ -30,14 +30,14 @@ def test_a_node_reads_and_writes_and_a_view_does_neither() -> None:
             y = Neg (flat)
         }
     """)
-    found = traffic(import_model(model).view)
-    assert found.by_family == {
+    step = traffic(import_model(model).view)
+    assert step.by_family == {
         Family.MATRIX_PRODUCT: Moved(launches=1, moved_bytes=4 * (8 * 4 + 4 * 2 + 8 * 2)),
         Family.ELEMENTWISE: Moved(launches=2, moved_bytes=4 * (16 + 16) * 2),  # read once, though named twice
     }
-    assert [*found.by_family] == [Family.ELEMENTWISE, Family.MATRIX_PRODUCT]  # the largest first
-    assert found.casts == Moved(launches=1, moved_bytes=16 * (4 + 2))
-    assert found.total == Moved(launches=4, moved_bytes=224 + 128 + 128 + 96)
+    assert [*step.by_family] == [Family.ELEMENTWISE, Family.MATRIX_PRODUCT]  # the largest first
+    assert step.casts == Moved(launches=1, moved_bytes=16 * (4 + 2))
+    assert step.total == Moved(launches=4, moved_bytes=224 + 128 + 128 + 96)
 
 
 def test_a_view_that_is_an_output_is_a_copy() -> None:
@@ -51,19 +51,19 @@ def test_a_view_that_is_an_output_is_a_copy() -> None:
             z = Neg (inner)
         }
     """)
-    found = traffic(import_model(model).view)
-    assert found.by_family == {
+    step = traffic(import_model(model).view)
+    assert step.by_family == {
         Family.MOVEMENT: Moved(launches=1, moved_bytes=2 * 128),
         Family.ELEMENTWISE: Moved(launches=1, moved_bytes=2 * 128),
     }
-    assert found.peak_bytes == 3 * 128 + 3 * 8  # y is not another name of x
+    assert step.peak_bytes == 3 * 128 + 3 * 8  # y is not another name of x
 
 
 @pytest.mark.parametrize("name", ["mlp", "resblocks", "bert2_mlm_sdpa"])
 def test_what_is_planned_is_what_is_written(name: str, imported_data) -> None:
     options = Options(target=FREE, lists=oplists("campo"), pads=False)
     imported = imported_data(DATA / f"{name}.onnx")
-    problem, given = problem_of(imported, options), traffic(imported.view)
+    problem, fp32 = problem_of(imported, options), traffic(imported.view)
     for strategy in ("optimal", "tf-amp"):
         plan = decide(problem, imported, replace(options, strategy=strategy))
         planned = planned_traffic(problem, plan)
@@ -73,8 +73,8 @@ def test_what_is_planned_is_what_is_written(name: str, imported_data) -> None:
         # A low view that makes an output is free: the Cast behind it writes the output.
         outputs = [node for t in problem.view.outputs if (node := problem.view.producer.get(t))]
         views = [n for n in outputs if spec(n.op).movement is Movement.VIEW and n.name in plan.low_nodes]
-        assert planned.total.launches == given.total.launches + len(plan.casts) - len(views)
-        assert planned.total.moved_bytes < given.total.moved_bytes
+        assert planned.total.launches == fp32.total.launches + len(plan.casts) - len(views)
+        assert planned.total.moved_bytes < fp32.total.moved_bytes
 
 
 def test_a_plan_that_changes_nothing_moves_what_the_graph_moves() -> None:
@@ -99,23 +99,23 @@ def test_neighbouring_pointwise_nodes_are_one_kernel_unless_another_lies_between
     names = {"a": "layer.0/a", "b": "layer.0/b", "product": "layer.1/grad/MatMul", "sum": "layer.1/grad/Add"}
     for node in model.graph.node:
         node.name = names.get(node.output[0], "")
-    found = traffic(import_model(model).view)
+    step = traffic(import_model(model).view)
     # Exp and Tanh: x in, a and b out. Add and Neg: b and the product in, y out. The product lies between.
-    assert found.fused == Moved(launches=3, moved_bytes=256 * (3 + 3 + 3))
-    assert found.total == Moved(launches=5, moved_bytes=256 * (2 + 2 + 3 + 3 + 2))
-    assert found.by_module == {
+    assert step.fused == Moved(launches=3, moved_bytes=256 * (3 + 3 + 3))
+    assert step.total == Moved(launches=5, moved_bytes=256 * (2 + 2 + 3 + 3 + 2))
+    assert step.by_module == {
         "layer.*, backward": Moved(launches=2, moved_bytes=256 * 6),
         "layer.*": Moved(launches=2, moved_bytes=256 * 4),
         "": Moved(launches=1, moved_bytes=256 * 2),
     }
     # x and w all the time; with them b, the product and their sum.
-    assert found.peak_bytes == 256 * 5 + 8
+    assert step.peak_bytes == 256 * 5 + 8
 
 
 def test_the_families_are_read_only() -> None:
-    found = traffic(import_model(DATA / "mlp.onnx").view)
+    step = traffic(import_model(DATA / "mlp.onnx").view)
     with pytest.raises(TypeError):
-        found.by_family[Family.OTHER] = Moved()  # type: ignore[index]
+        step.by_family[Family.OTHER] = Moved()  # type: ignore[index]
 
 
 def test_a_cast_that_the_plan_drops_is_not_counted() -> None:

@@ -1,4 +1,4 @@
-"""What is said where nothing pays is found by planning, and is so."""
+"""Advice where nothing pays comes from planning, and holds."""
 
 import math
 from dataclasses import replace

@@ -45,8 +45,8 @@ def chain(*, scaled: bool, constant: float = 1.0) -> onnx.ModelProto:
 
 
 def options(figures: str | Target = "a100") -> Options:
-    found = target(figures) if isinstance(figures, str) else figures
-    return Options(target=found, lists=oplists("campo"))
+    device = target(figures) if isinstance(figures, str) else figures
+    return Options(target=device, lists=oplists("campo"))
 
 
 def test_without_a_loss_scale_bf16_is_taken() -> None:
@@ -119,9 +119,9 @@ def test_a_result_keeps_its_precision() -> None:
 
 @pytest.mark.slow
 def test_the_command_says_what_was_chosen(tmp_path: Path) -> None:
-    given, out = tmp_path / "a.onnx", tmp_path / "b.onnx"
-    onnx.save(chain(scaled=False), given)
-    words = ["optimize", str(given), "-o", str(out), "--device", "a100", "--precision", "auto"]
+    source, out = tmp_path / "a.onnx", tmp_path / "b.onnx"
+    onnx.save(chain(scaled=False), source)
+    words = ["optimize", str(source), "-o", str(out), "--device", "a100", "--precision", "auto"]
     answer = CliRunner().invoke(app, words)
     assert answer.exit_code == 0, answer.output
     assert "BF16 was chosen. The graph does not scale its loss" in " ".join(answer.output.split())

@@ -134,19 +134,19 @@ def test_the_page_of_one_check_shows_the_graph_that_was_checked(layer, tmp_path)
     export_model(layer.model, mixed)
     (tmp_path / "plan.json").write_text(layer.plan.to_json())
     policy = Policy(target=target("v100"), baseline=tmp_path / "plan.json")
-    known = as_plan(Pair(name="m", mixed=mixed, against=against, policy=policy))
-    assert known.plan.low_nodes == layer.plan.low_nodes
-    assert {d.node: d.reason for d in known.plan.decisions} == {
+    optimized = as_plan(Pair(name="m", mixed=mixed, against=against, policy=policy))
+    assert optimized.plan.low_nodes == layer.plan.low_nodes
+    assert {d.node: d.reason for d in optimized.plan.decisions} == {
         d.node: d.reason for d in layer.plan.decisions
     }
-    assert known.plan.predicted_us == pytest.approx(layer.plan.predicted_us)
-    assert known.after.total == layer.planned_traffic.total
+    assert optimized.plan.predicted_us == pytest.approx(layer.plan.predicted_us)
+    assert optimized.after.total == layer.planned_traffic.total
     drift = replace(passed("fine", value=0.5, limit=1.0), parts={"grad.w": 0.5, "loss": 0.1})
     checked = Verdicts(
         name="m", mixed="m", against="a", device="v100", costs="datasheet",
         verdicts=(Verdict(rule="drift", finding=drift),),
     )  # fmt: skip
-    seen = Read(check_page([checked], known))
+    seen = Read(check_page([checked], optimized))
     assert seen.data["names"] == [d.node for d in layer.plan.decisions]
     for text in ("The graph that was checked", "grad.w 0.5 1", "Every decision", "What stayed FP32"):
         assert text in seen.text

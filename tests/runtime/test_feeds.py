@@ -30,17 +30,17 @@ def graph(
         name: TensorInfo(name=name, dtype=dtype, shape=shape, kind=TensorKind.INPUT)
         for name, (dtype, shape) in inputs.items()
     }
-    made = []
+    op_nodes = []
     for label, read, output, shape in nodes:
-        made.append(OpNode(name=output, op=OpKey.parse(label), inputs=tuple(read), outputs=(output,)))
+        op_nodes.append(OpNode(name=output, op=OpKey.parse(label), inputs=tuple(read), outputs=(output,)))
         tensors[output] = TensorInfo(name=output, dtype=F, shape=shape, kind=TensorKind.ACTIVATION)
     for name, value in (values or {}).items():
         tensors[name] = TensorInfo(name=name, dtype=F, shape=value.shape, kind=TensorKind.CONSTANT)
     return GraphView(
-        nodes=tuple(made),
+        nodes=tuple(op_nodes),
         tensors=tensors,
         inputs=tuple(inputs),
-        outputs=(made[-1].name,) if made else (),
+        outputs=(op_nodes[-1].name,) if op_nodes else (),
         opset={"": 20},
         values=values or {},
     )

@@ -35,8 +35,8 @@ BY_BUS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     ids=str,
 )
 def test_the_first_one_is_taken(visible: dict[str, str], expected: Gpu) -> None:
-    found = first_visible((V100, T4, SECOND_T4), BY_BUS | visible)
-    assert (found.gpu, found.problem) == (expected, "")
+    selection = first_visible((V100, T4, SECOND_T4), BY_BUS | visible)
+    assert (selection.gpu, selection.problem) == (expected, "")
 
 
 @pytest.mark.parametrize(
@@ -51,16 +51,16 @@ def test_the_first_one_is_taken(visible: dict[str, str], expected: Gpu) -> None:
     ],
 )
 def test_no_gpu_to_be_told(visible: str, problem: str) -> None:
-    found = first_visible((V100, T4, SECOND_T4), BY_BUS | {"CUDA_VISIBLE_DEVICES": visible})
-    assert found.gpu is None
-    assert problem in found.problem
+    selection = first_visible((V100, T4, SECOND_T4), BY_BUS | {"CUDA_VISIBLE_DEVICES": visible})
+    assert selection.gpu is None
+    assert problem in selection.problem
 
 
 def test_a_number_among_different_gpus_is_ambiguous() -> None:
-    found = first_visible((V100, T4), {})
-    assert found.gpu is None
-    assert "GPUs differ (Tesla T4, Tesla V100-SXM2-16GB)" in found.problem
-    assert "set CUDA_DEVICE_ORDER=PCI_BUS_ID" in found.problem
+    selection = first_visible((V100, T4), {})
+    assert selection.gpu is None
+    assert "GPUs differ (Tesla T4, Tesla V100-SXM2-16GB)" in selection.problem
+    assert "set CUDA_DEVICE_ORDER=PCI_BUS_ID" in selection.problem
     assert first_visible((T4, SECOND_T4), {"CUDA_VISIBLE_DEVICES": "1"}).gpu == SECOND_T4
     assert first_visible((V100, T4), {"CUDA_VISIBLE_DEVICES": "GPU-b1"}).gpu == T4
 
@@ -88,11 +88,11 @@ def test_everybody_asks_the_same(smi: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert smi.is_file()
     for visible, name in (("0", "Tesla V100-SXM2-16GB"), ("GPU-b1", "NVIDIA L40S"), ("2,0", "NVIDIA H200")):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        found = visible_gpu().gpu
-        assert found is not None
-        assert found.name == machine("cuda").device == name
+        first_gpu = visible_gpu().gpu
+        assert first_gpu is not None
+        assert first_gpu.name == machine("cuda").device == name
         assert name in resolve_target("auto")[1]
-    assert found.compute_capability == (0, 0)
+    assert first_gpu.compute_capability == (0, 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert resolve_target("auto")[0].name == "v100"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")

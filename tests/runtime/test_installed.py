@@ -49,15 +49,15 @@ CASES = (
 
 
 def module(version="1.31.0", **parts):
-    made = ModuleType("onnxruntime")
-    made.__version__ = version
+    runtime = ModuleType("onnxruntime")
+    runtime.__version__ = version
     whole = dict.fromkeys(("InferenceSession", "SessionOptions", "get_available_providers"))
-    vars(made).update(parts if parts else whole)
-    return made
+    vars(runtime).update(parts if parts else whole)
+    return runtime
 
 
 @pytest.mark.parametrize(
-    ("found", "wheels", "problem", "remedy"),
+    ("runtime", "wheels", "problem", "remedy"),
     [
         (module(), {"onnxruntime-gpu": "1.31.0"}, "", ""),
         (module("1.19.2"), {"onnxruntime-training-cpu": "1.19.2"}, "", ""),
@@ -82,8 +82,8 @@ def module(version="1.31.0", **parts):
         ),
     ],
 )
-def test_what_is_wrong_and_what_mends_it(found, wheels, problem, remedy):
-    told = installed.problem_with(found, "", wheels)
+def test_what_is_wrong_and_what_mends_it(runtime, wheels, problem, remedy):
+    told = installed.problem_with(runtime, "", wheels)
     assert problem in told[0]
     assert remedy in told[1]
     assert bool(told[0]) == bool(problem)

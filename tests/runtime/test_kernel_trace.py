@@ -73,21 +73,21 @@ def test_each_kernel_goes_to_the_node_that_launched_it() -> None:
 
 
 def test_kernels_run_long_after_their_window() -> None:
-    made = steps(1)
-    last = max(kernel.start_ns for kernel in made.kernels)
-    assert last > max(window.end_ns for window in made.windows)
-    assert made.join().outside == ()
+    trace = steps(1)
+    last = max(kernel.start_ns for kernel in trace.kernels)
+    assert last > max(window.end_ns for window in trace.windows)
+    assert trace.join().outside == ()
 
 
 def test_a_runtime_call_and_the_driver_call_in_it_are_one_launch() -> None:
-    made = steps(1)
-    inner = [replace(launch, at_ns=launch.at_ns + 60 * US) for launch in made.launches]
-    assert replace(made, launches=(*inner, *made.launches)).join() == made.join()
+    trace = steps(1)
+    inner = [replace(launch, at_ns=launch.at_ns + 60 * US) for launch in trace.launches]
+    assert replace(trace, launches=(*inner, *trace.launches)).join() == trace.join()
 
 
 def test_the_innermost_window_wins() -> None:
     inner = Window(node="inner", step=0, start_ns=100, end_ns=200)
-    made = [
+    windows = [
         Window(node="outer", step=0, start_ns=0, end_ns=1_000),
         inner,
         replace(inner, node="sibling", start_ns=300, end_ns=400),
@@ -95,7 +95,7 @@ def test_the_innermost_window_wins() -> None:
 
     def at(at_ns: int) -> str:
         kernel = Kernel(name="k", start_ns=2_000, end_ns=3_000, correlation=1)
-        (name,) = join([kernel], [Launch(correlation=1, at_ns=at_ns)], made).nodes_us
+        (name,) = join([kernel], [Launch(correlation=1, at_ns=at_ns)], windows).nodes_us
         return name
 
     assert [at(50), at(150), at(250), at(350), at(999)] == ["outer", "inner", "outer", "sibling", "outer"]
@@ -104,45 +104,45 @@ def test_the_innermost_window_wins() -> None:
 def test_windows_are_cut_to_whole_microseconds() -> None:
     window = Window(node="n", step=0, start_ns=0, end_ns=5 * US)
     kernel = Kernel(name="k", start_ns=0, end_ns=US, correlation=1)
-    for at_ns, known in ((6 * US, True), (8 * US, False), (-1, False)):
+    for at_ns, is_inside in ((6 * US, True), (8 * US, False), (-1, False)):
         joined = join([kernel], [Launch(correlation=1, at_ns=at_ns)], [window])
-        assert bool(joined.nodes_us) is known, at_ns
-        assert bool(joined.outside) is not known
+        assert bool(joined.nodes_us) is is_inside, at_ns
+        assert bool(joined.outside) is not is_inside
 
 
 def test_overlapping_kernels_count_once_as_busy() -> None:
-    made = steps(1)
-    gemm = made.kernels[0]
-    beside = replace(made.kernels[1], start_ns=gemm.start_ns, end_ns=gemm.end_ns)
-    joined = replace(made, kernels=(gemm, beside)).join()
+    trace = steps(1)
+    gemm = trace.kernels[0]
+    beside = replace(trace.kernels[1], start_ns=gemm.start_ns, end_ns=gemm.end_ns)
+    joined = replace(trace, kernels=(gemm, beside)).join()
     assert joined.busy_us == (100.0,)
     assert joined.accounted == 2.0
     assert "200% of the time" in disagreement(joined, {})
 
 
 def test_missing_launches_are_told() -> None:
-    made = steps()
-    joined = replace(made, launches=made.launches[:-1]).join()
+    trace = steps()
+    joined = replace(trace, launches=trace.launches[:-1]).join()
     assert joined.unlaunched == ("add_kernel",)
     assert "the launch of a kernel (add_kernel) was not recorded" in disagreement(joined, {})
 
 
 def test_kernels_of_nobody_are_told() -> None:
-    made = steps()
+    trace = steps()
     strange = Kernel(name="other", start_ns=EPOCH, end_ns=EPOCH + US, correlation=7)
-    launch = Launch(correlation=7, at_ns=made.windows[-1].end_ns + 100 * US)
-    joined = replace(made, kernels=(*made.kernels, strange), launches=(*made.launches, launch)).join()
+    launch = Launch(correlation=7, at_ns=trace.windows[-1].end_ns + 100 * US)
+    joined = replace(trace, kernels=(*trace.kernels, strange), launches=(*trace.launches, launch)).join()
     assert joined.outside == ("other",)
     assert "outside every node" in disagreement(joined, {})
 
 
 def test_copies_of_the_steps_inputs_and_outputs_belong_to_no_node() -> None:
-    made = steps()
+    trace = steps()
     copy = Kernel(name="Memcpy DtoH", start_ns=EPOCH, end_ns=EPOCH + US, correlation=7, is_copy=True)
-    launch = Launch(correlation=7, at_ns=made.windows[-1].end_ns + 100 * US)
-    with_copy = replace(made, kernels=(*made.kernels, copy), launches=(*made.launches, launch))
-    assert with_copy.join() == made.join()
-    assert align(with_copy.kernels, with_copy.launches, made.windows) == 0
+    launch = Launch(correlation=7, at_ns=trace.windows[-1].end_ns + 100 * US)
+    with_copy = replace(trace, kernels=(*trace.kernels, copy), launches=(*trace.launches, launch))
+    assert with_copy.join() == trace.join()
+    assert align(with_copy.kernels, with_copy.launches, trace.windows) == 0
 
 
 def test_another_time_alone_is_told() -> None:
@@ -153,31 +153,31 @@ def test_another_time_alone_is_told() -> None:
 
 
 def test_other_kernels_from_step_to_step_are_told() -> None:
-    made = steps()
-    renamed = replace(made.kernels[-1], name="another")
-    joined = replace(made, kernels=(*made.kernels[:-1], renamed)).join()
+    trace = steps()
+    renamed = replace(trace.kernels[-1], name="another")
+    joined = replace(trace, kernels=(*trace.kernels[:-1], renamed)).join()
     assert "1 nodes launched other kernels" in disagreement(joined, {})
 
 
 def test_nothing_recorded_is_told() -> None:
-    made = steps()
-    assert disagreement(join((), made.launches, made.windows), {}) == "no kernel was recorded"
+    trace = steps()
+    assert disagreement(join((), trace.launches, trace.windows), {}) == "no kernel was recorded"
     with pytest.raises(ValueError, match="no window"):
-        join(made.kernels, made.launches, ())
+        join(trace.kernels, trace.launches, ())
 
 
 @pytest.mark.parametrize("skew_ns", [-700 * US, 3 * US, 40_000 * US])
 def test_clocks_are_aligned_by_the_order_of_launches(skew_ns: int) -> None:
-    made = steps(4, skew_ns=skew_ns)
-    assert made.join().outside != ()
-    offset_ns = align(made.kernels, made.launches, made.windows)
-    aligned = made.join(offset_ns)
+    trace = steps(4, skew_ns=skew_ns)
+    assert trace.join().outside != ()
+    offset_ns = align(trace.kernels, trace.launches, trace.windows)
+    aligned = trace.join(offset_ns)
     assert aligned.outside == ()
     assert aligned.nodes_us == steps(4).join().nodes_us
 
 
 def test_a_measured_offset_is_kept_when_it_fits() -> None:
-    made = steps(skew_ns=500 * US)
+    trace = steps(skew_ns=500 * US)
     guess_ns = 500 * US + 300
-    assert align(made.kernels, made.launches, made.windows, guess_ns=guess_ns) == guess_ns
-    assert align((), (), made.windows, guess_ns=9) == 9
+    assert align(trace.kernels, trace.launches, trace.windows, guess_ns=guess_ns) == guess_ns
+    assert align((), (), trace.windows, guess_ns=9) == 9

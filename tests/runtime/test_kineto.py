@@ -148,7 +148,7 @@ def test_without_a_profiler_of_cuda_the_reason_is_told(monkeypatch: pytest.Monke
 
 
 def fake_torch(trace: dict[str, object], *, cuda: bool = True, refusal: str = "") -> ModuleType:
-    """What of PyTorch is used, writing `trace` as its Chrome trace."""
+    """The part of PyTorch that is used, writing `trace` as its Chrome trace."""
 
     @contextmanager
     def profile(activities: object) -> Iterator[SimpleNamespace]:

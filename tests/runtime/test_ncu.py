@@ -109,10 +109,10 @@ def test_marks_divide_the_kernels_by_model() -> None:
 
 
 def test_counts_add_up_and_shares_are_weighted_by_time() -> None:
-    found = totals(divide(parse(TABLE))[0])
-    assert found[DURATION] == 4000.0
-    assert found[BYTES] == 3048576.5
-    assert found[TENSOR_PIPE] == pytest.approx((3000 * 80.5 + 1000 * 40.5) / 4000)
+    sums = totals(divide(parse(TABLE))[0])
+    assert sums[DURATION] == 4000.0
+    assert sums[BYTES] == 3048576.5
+    assert sums[TENSOR_PIPE] == pytest.approx((3000 * 80.5 + 1000 * 40.5) / 4000)
     lacking = KernelCounters(name="k", grid="", values={DURATION: 5.0})
     assert totals([lacking, *divide(parse(TABLE))[0]]) == {DURATION: 4005.0}
 

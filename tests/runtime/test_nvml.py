@@ -1,4 +1,4 @@
-"""What NVML tells, on a stand-in for its library."""
+"""Readings of NVML, on a stand-in for its library."""
 
 import os
 import sys

@@ -46,16 +46,16 @@ def step(model_text):
 def written(monkeypatch):
     """Everything that waits, seen after the run."""
     seen = []
-    monkeypatch.setattr(pieces, "Waiting", lambda *given: seen.append(Waiting(*given)) or seen[-1])
+    monkeypatch.setattr(pieces, "Waiting", lambda *arguments: seen.append(Waiting(*arguments)) or seen[-1])
     return lambda: sum(waiting.files_written for waiting in seen)
 
 
 def assert_same(model, feeds, limits):
     expected = run(model, feeds, CPU)
-    found = dict(run_in_pieces(model, feeds, CPU, limits=limits))
-    assert found.keys() == expected.keys()
+    actual = dict(run_in_pieces(model, feeds, CPU, limits=limits))
+    assert actual.keys() == expected.keys()
     for name, value in expected.items():
-        np.testing.assert_array_equal(found[name], value, err_msg=name)
+        np.testing.assert_array_equal(actual[name], value, err_msg=name)
 
 
 def test_pieces_compute_what_the_whole_computes(model_text, written):
@@ -108,9 +108,9 @@ def test_weights_in_another_file_are_found(model_text, tmp_path):
     expected = run(model, feeds, CPU)
     onnx.save(model, tmp_path / "step.onnx", save_as_external_data=True, size_threshold=0, location="weights")
     outside = onnx.load(tmp_path / "step.onnx", load_external_data=False)
-    found = dict(run_in_pieces(outside, feeds, CPU, folder=tmp_path, limits=TINY))
+    actual = dict(run_in_pieces(outside, feeds, CPU, folder=tmp_path, limits=TINY))
     for name in ("g", "v"):  # v is the weight itself
-        np.testing.assert_array_equal(found[name], expected[name])
+        np.testing.assert_array_equal(actual[name], expected[name])
 
 
 def test_an_output_that_is_a_default_is_the_value_that_is_given(model_text):

@@ -22,8 +22,8 @@ HERE = machine("cpu", threads=1)
 
 
 def model(*nodes: onnx.NodeProto, dtype: int = TensorProto.FLOAT, opset: int = 20) -> onnx.ModelProto:
-    made = {t for node in nodes for t in node.output}
-    read = list(dict.fromkeys(t for node in nodes for t in node.input if t not in made))
+    outputs = {t for node in nodes for t in node.output}
+    read = list(dict.fromkeys(t for node in nodes for t in node.input if t not in outputs))
     last = nodes[-1].output[0]
     graph = helper.make_graph(
         list(nodes),

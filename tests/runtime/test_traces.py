@@ -59,8 +59,8 @@ def test_every_node_of_a_training_step_is_timed(name: str) -> None:
     steps = []
     program = load(imported.model, machine("cpu", threads=1), settings=LoadSettings(traces=True))
     feeds = synthesize(imported.view)
-    found = program.node_times(feeds, repeats=3, warmup=1, on_step=lambda: steps.append(1))
+    times = program.node_times(feeds, repeats=3, warmup=1, on_step=lambda: steps.append(1))
     assert len(steps) == 4
     computed = {n.name for n in imported.view.nodes if n.op.op_type != "Constant"}
-    assert {name for node in found.nodes for name in node.nodes} == computed
-    assert nodes_us(found) <= found.step.median_us
+    assert {name for node in times.nodes for name in node.nodes} == computed
+    assert nodes_us(times) <= times.step.median_us

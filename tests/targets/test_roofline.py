@@ -1,4 +1,4 @@
-"""What a product fills of a chip, and how a node of any size, padded or low, is timed from its signature."""
+"""Shares of a chip that products fill, and times of nodes of any size, padded or low, by signature."""
 
 import pytest
 

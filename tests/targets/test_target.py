@@ -1,4 +1,4 @@
-"""What hardware and a runtime make together."""
+"""Figures that follow from hardware and a runtime together."""
 
 from dataclasses import dataclass, replace
 

@@ -52,9 +52,9 @@ def worst_of_steps(
     worst = 0.0
     for seed, batch in enumerate(batches):
         eager.load_state_dict(module.state_dict())
-        output, found = gradients(lambda batch=batch: run(*batch), module, seed)
+        output, actual = gradients(lambda batch=batch: run(*batch), module, seed)
         true_output, expected = gradients(lambda batch=batch: eager(*batch), eager, seed)
-        worst = max(worst, distance(found, expected), distance([output], [true_output]))
+        worst = max(worst, distance(actual, expected), distance([output], [true_output]))
         buffers = [list(m.buffers()) for m in (module, eager)]
         worst = max(worst, distance(*buffers)) if buffers[0] else worst
         optimizer.step()
@@ -66,11 +66,11 @@ def error_against_fp64(module: Any, batch: Sequence[Any], **options: Any) -> tup
     exact, eager = copy.deepcopy(module).double(), copy.deepcopy(module)
     run = compiled(module, **options)
     wide = [x.double() if x.is_floating_point() else x for x in batch]
-    output, found = gradients(lambda: run(*batch), module)
-    output32, found32 = gradients(lambda: eager(*batch), eager)
+    output, actual = gradients(lambda: run(*batch), module)
+    output32, actual32 = gradients(lambda: eager(*batch), eager)
     output64, expected = gradients(lambda: exact(*wide), exact)
-    ours = max(distance([output], [output64]), distance(found, expected))
-    return ours, max(distance([output32], [output64]), distance(found32, expected))
+    ours = max(distance([output], [output64]), distance(actual, expected))
+    return ours, max(distance([output32], [output64]), distance(actual32, expected))
 
 
 def weighted(y: Any) -> Any:

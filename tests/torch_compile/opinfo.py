@@ -58,8 +58,8 @@ def outcome(op: Any) -> str:
 
 def samples(op: Any) -> Iterator[Any]:
     torch.manual_seed(0)
-    found = op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd)
-    yield from (sample for sample, _ in zip(found, range(SAMPLES), strict=False))
+    inputs = op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd)
+    yield from (sample for sample, _ in zip(inputs, range(SAMPLES), strict=False))
 
 
 def result(op: Any, sample: Any, backend: str) -> list[Any] | Exception:

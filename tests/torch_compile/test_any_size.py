@@ -23,7 +23,7 @@ SIZES = [(8, 17), (8, 23), (5, 40), (8, 31), (6, 12)]
 
 
 class Language(nn.Module):
-    """What depends on lengths in language models: positions, a causal mask, padding, heads, a mean."""
+    """Parts of language models that depend on lengths: positions, a causal mask, padding, heads, a mean."""
 
     def __init__(self, dropout: float = 0.1) -> None:
         super().__init__()

@@ -49,14 +49,14 @@ def held_against_fp64(module: Any, run: Any, batches: list[Any], dtype: Any) -> 
     for x in batches:
         wide = x.double() if x.is_floating_point() else x
         with torch.autocast("cpu", dtype=dtype):
-            output, found = gradients(lambda x=x: run(x), module)
-            found = [g.clone() for g in found]
+            output, actual = gradients(lambda x=x: run(x), module)
+            actual = [g.clone() for g in actual]
             theirs, rounded = gradients(lambda x=x: module(x), module)
         true_output, expected = gradients(lambda x=wide: exact(x), exact)
         assert output.dtype == theirs.dtype == dtype or theirs.dtype == torch.float32 == output.dtype
-        assert distance(found, expected) < 1.1 * distance(rounded, expected)
+        assert distance(actual, expected) < 1.1 * distance(rounded, expected)
         assert distance([output], [true_output]) < 1.1 * distance([theirs], [true_output])
-        each = zip(found, rounded, module.parameters(), expected, strict=True)
+        each = zip(actual, rounded, module.parameters(), expected, strict=True)
         for ours, theirs, parameter, gradient in each:
             assert ours.dtype == parameter.dtype
             most = max(0.1, 1.1 * distance([theirs], [gradient]))  # a loss in BF16 has few values
@@ -78,12 +78,12 @@ def test_within_a_model() -> None:
     exact = copy.deepcopy(module)
     exact.forward = lambda x: exact.last(exact.part(x))
     exact.double()
-    output, found = gradients(lambda: compiled(module)(x), module)
-    found = [g.clone() for g in found]
+    output, actual = gradients(lambda: compiled(module)(x), module)
+    actual = [g.clone() for g in actual]
     theirs, rounded = gradients(lambda: module(x), module)
     _, expected = gradients(lambda: exact(x.double()), exact)
     assert output.dtype == theirs.dtype == torch.float32
-    assert distance(found, expected) < distance(rounded, expected)
+    assert distance(actual, expected) < distance(rounded, expected)
 
 
 def test_in_batches_of_other_sizes() -> None:
@@ -96,10 +96,10 @@ def test_without_a_gradient() -> None:
     module, x = Encoder(), torch.randn(2, 5, 32)
     run = compiled(module)
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        found, theirs = run(x), module(x)
+        ours, theirs = run(x), module(x)
     exact = module.double()(x.double())
-    assert found.dtype == theirs.dtype == torch.bfloat16
-    assert distance([found], [exact]) < 1.1 * distance([theirs], [exact])
+    assert ours.dtype == theirs.dtype == torch.bfloat16
+    assert distance([ours], [exact]) < 1.1 * distance([theirs], [exact])
 
 
 def test_results_go_on_in_other_graphs() -> None:

@@ -1,4 +1,4 @@
-"""What users of torch.compile expect of a backend, beside right numbers."""
+"""Users of torch.compile expect more of a backend than right numbers."""
 
 import copy
 import warnings
@@ -39,8 +39,8 @@ def test_evaluation_and_training_are_graphs_of_their_own() -> None:
     module.eval()
     with torch.no_grad():
         assert distance([run(x)], [module(x)]) < ROUNDING
-    found, expected = (gradients(lambda f=f: f(x), module) for f in (run, module))
-    assert distance(found[1], expected[1]) < ROUNDING
+    actual, expected = (gradients(lambda f=f: f(x), module) for f in (run, module))
+    assert distance(actual[1], expected[1]) < ROUNDING
     assert [graph.kind for graph in report(module).graphs] == [
         "training step",
         "forward pass",
@@ -116,11 +116,11 @@ def test_gradients_accumulate_and_graphs_run_twice() -> None:
 def test_results_may_be_inputs_views_none_and_numbers() -> None:
     module = Applied(lambda w, x: (x, w * x, (w * x).view(2, -1), x.t(), w, None, 3, (w * x).detach()))
     x = torch.randn(3, 4)
-    found, expected = compiled(module)(x), module(x)
-    assert found[0] is x
-    assert found[4] is module.weight
-    assert found[5:7] == (None, 3)
-    for ours, theirs in zip(found, expected, strict=True):
+    actual, expected = compiled(module)(x), module(x)
+    assert actual[0] is x
+    assert actual[4] is module.weight
+    assert actual[5:7] == (None, 3)
+    for ours, theirs in zip(actual, expected, strict=True):
         if isinstance(theirs, torch.Tensor):
             assert torch.equal(ours, theirs)
             assert ours.stride() == theirs.stride()
@@ -145,9 +145,9 @@ def test_inputs_lie_as_they_like(inputs: Any) -> None:
 def test_outputs_lie_as_eagers_do() -> None:
     module = Applied(lambda w, x: ((w * x).t().exp(), (w * x).mean().expand(3, 4), (w * x).exp()[:, ::2]))
     x = torch.randn(3, 4)
-    found, expected = compiled(module)(x), module(x)
-    assert [y.stride() for y in found] == [y.stride() for y in expected]
-    assert distance(found, expected) < ROUNDING
+    actual, expected = compiled(module)(x), module(x)
+    assert [y.stride() for y in actual] == [y.stride() for y in expected]
+    assert distance(actual, expected) < ROUNDING
 
 
 DRAWN = {
@@ -185,10 +185,10 @@ def test_arguments_may_change_and_hold_what_is_no_tensor() -> None:
     more = {"by": [Found(torch.randn(4), None)]}
     calls = [(x, None), (x, more, True), *((x, more, False, factor) for factor in (0.5, 0.25, 0.125))]
     for call in calls:
-        found, expected = run(*call), module(*call)
-        assert (found.loss is None) == (expected.loss is None)
-        assert distance([found.logits], [expected.logits]) < ROUNDING
-        gradients = [torch.autograd.grad(each.logits.sum(), module.weight) for each in (found, expected)]
+        actual, expected = run(*call), module(*call)
+        assert (actual.loss is None) == (expected.loss is None)
+        assert distance([actual.logits], [expected.logits]) < ROUNDING
+        gradients = [torch.autograd.grad(each.logits.sum(), module.weight) for each in (actual, expected)]
         assert distance(*gradients) < ROUNDING
 
 
@@ -254,9 +254,9 @@ def test_what_cannot_be_translated_runs_in_torch_with_one_warning() -> None:
     with pytest.warns(RuntimeWarning, match="special_bessel_j0") as warned:
         assert worst_of_steps(module, batches, fallback="torch") < ROUNDING
     assert len(warned) == 1
-    found = report(module)
-    assert found.left == ("aten.special_bessel_j0.default",)
-    assert {"piece", "half of a training step"} == {graph.kind for graph in found.graphs}
+    summary = report(module)
+    assert summary.left == ("aten.special_bessel_j0.default",)
+    assert {"piece", "half of a training step"} == {graph.kind for graph in summary.graphs}
 
 
 def test_an_error_in_place_of_the_fallback_names_the_operation() -> None:

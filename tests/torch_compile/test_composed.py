@@ -114,11 +114,11 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
 def test_values_and_gradients(function: Callable[[Any], Any]) -> None:
     module = Applied(function)
     exact = copy.deepcopy(module).double()
-    found, expected = compiled(module)(), exact()
-    weighted(found).backward()
+    actual, expected = compiled(module)(), exact()
+    weighted(actual).backward()
     weighted(expected).backward()
-    assert found.dtype == torch.float32
-    assert distance([found.detach()], [expected.detach()]) < ROUNDING
+    assert actual.dtype == torch.float32
+    assert distance([actual.detach()], [expected.detach()]) < ROUNDING
     assert distance([module.weight.grad], [exact.weight.grad]) < 10 * ROUNDING
 
 

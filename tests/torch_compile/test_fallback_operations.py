@@ -1,4 +1,4 @@
-"""What has no translation runs in torch, with whatever torch hands around, tokens of effects among it."""
+"""Operations without a translation run in torch, with all that it hands around: tokens of effects, too."""
 
 import copy
 from collections.abc import Callable
@@ -35,11 +35,11 @@ def test_linear_algebra_runs_in_torch(function: Callable[..., Any]) -> None:
     module, x = Applied(function), torch.randn(4, 3)
     eager = copy.deepcopy(module)
     with pytest.warns(RuntimeWarning, match="leaves a part of the model to torch"):
-        found = torch.compile(module, backend=campo_onnx)(x)
-    found.sum().backward()
+        actual = torch.compile(module, backend=campo_onnx)(x)
+    actual.sum().backward()
     expected = eager(x)
     expected.sum().backward()
-    assert distance([found.detach()], [expected.detach()]) < 1e-6
+    assert distance([actual.detach()], [expected.detach()]) < 1e-6
     assert distance([module.weight.grad], [eager.weight.grad]) < 1e-5
 
 
@@ -62,7 +62,7 @@ def test_numbers_are_drawn_in_the_order_of_eager_though_torch_draws_some() -> No
 
 
 class LateError(Exception):
-    """What a handler of a signal raises where the user's time is up."""
+    """Raised by a handler of a signal where the user's time is up."""
 
 
 @pytest.mark.parametrize("error", [LateError, TimeoutError, KeyboardInterrupt])
@@ -94,8 +94,8 @@ def test_a_part_in_double_without_kernels_says_so_and_runs_in_torch() -> None:
         torch.compile(module, backend=campo_onnx, options={"fallback": "error"})(x)
     torch._dynamo.reset()
     with pytest.warns(RuntimeWarning, match="computes in float64"):
-        found = torch.compile(module, backend=campo_onnx)(x)
-    torch.testing.assert_close(found, module(x))
+        actual = torch.compile(module, backend=campo_onnx)(x)
+    torch.testing.assert_close(actual, module(x))
 
 
 class OfSome(nn.Module):

@@ -30,7 +30,7 @@ class Counting(nn.Module):
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
-    """What sessions read and write where, from now on."""
+    """Names and addresses of all that sessions read and write, from now on."""
     seen: list[Run] = []
     run = AddressedSession.run
 
@@ -46,9 +46,9 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
     return seen
 
 
-def copies(found: Any) -> int:
+def copies(trace: Any) -> int:
     """How often torch copied elements: contiguous() and clone() end up in copy_()."""
-    return sum(event.count for event in found.key_averages() if event.key == "aten::copy_")
+    return sum(event.count for event in trace.key_averages() if event.key == "aten::copy_")
 
 
 # What is copied: AOTAutograd moves the new value of a changed buffer into it. It does so for every backend.
@@ -82,11 +82,11 @@ def test_nothing_is_copied_on_the_way_in_or_out(make: Any, shape: Any, changed: 
     own = {name: tensor.data_ptr() for name, tensor in state.items()}
     assert len(runs) == 2
     for reads, _ in runs:
-        given = {name: at for name, at in reads.items() if at not in between}
-        assert {name: at for name, at in given.items() if name in own} == {
-            n: own[n] for n in given if n in own
+        addresses = {name: at for name, at in reads.items() if at not in between}
+        assert {name: at for name, at in addresses.items() if name in own} == {
+            n: own[n] for n in addresses if n in own
         }
-        others = {at for name, at in given.items() if name not in own and not name.startswith("drawn")}
+        others = {at for name, at in addresses.items() if name not in own and not name.startswith("drawn")}
         assert others <= {x.data_ptr(), gradient.data_ptr(), y.data_ptr()}
     written = [{at for at in writes.values() if at not in between} for _, writes in runs]
     assert y.data_ptr() in written[0]

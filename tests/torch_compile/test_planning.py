@@ -31,14 +31,16 @@ def trained(folder: Path) -> Any:
 def test_a_plan_is_made_once_and_damaged_ones_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = trained(tmp_path / "plans")
     (kept,) = (tmp_path / "plans").glob("*.json")
-    made: list[str] = []
+    plans: list[str] = []
     planned = kept_plans.planned
-    monkeypatch.setattr(kept_plans, "planned", lambda *given: made.append("again") or planned(*given))
+    monkeypatch.setattr(
+        kept_plans, "planned", lambda *arguments: plans.append("again") or planned(*arguments)
+    )
     assert trained(tmp_path / "plans") == first
-    assert not made
+    assert not plans
     kept.write_text(kept.read_text()[:-100])
     assert trained(tmp_path / "plans") == first
-    assert made == ["again"]
+    assert plans == ["again"]
 
 
 JOINT = """joint (float[8, 16] x, float[16, 16] w, float[8, 16] dy) => (float[8, 16] y, float[16, 16] dw) {
@@ -60,7 +62,7 @@ def test_the_cut_keeps_least_bytes(model_text: Callable[..., ModelProto]) -> Non
     view = import_model(model_text(JOINT)).view
     ends = {"forward_outputs": ["y"], "backward_outputs": ["dw"], "tangents": ["dy"]}
     sizes = {"x": 512.0, "w": 0.0}
-    found = cut(view, **ends, input_bytes=sizes)
+    split = cut(view, **ends, input_bytes=sizes)
     nodes = {node.outputs[0]: node for node in view.nodes}
     late = {"dr", "dp", "ds", "dw"}
 
@@ -71,6 +73,6 @@ def test_the_cut_keeps_least_bytes(model_text: Callable[..., ModelProto]) -> Non
 
     choices = ("mask", "t")  # a comparison that the forward pass does not need, and a transposition
     best = min(cost(set(some)) for n in range(3) for some in itertools.combinations(choices, n))
-    kept_bytes = sum(view.tensors[t].nbytes for t in found.kept if t in view.producer)
+    kept_bytes = sum(view.tensors[t].nbytes for t in split.kept if t in view.producer)
     assert kept_bytes == best == 512 + 128 + 512  # y, the mask, and r or its transpose
-    assert set(found.kept) - {"w"} == {"y", "mask", "t"}
+    assert set(split.kept) - {"w"} == {"y", "mask", "t"}

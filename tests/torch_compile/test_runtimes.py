@@ -222,8 +222,8 @@ def test_by_default_another_process_neither_plans_nor_measures(monkeypatch: pyte
 
 def test_doubles_stay_with_onnx_runtime() -> None:
     module, x = nn.Linear(4, 2).double(), torch.randn(3, 4, dtype=torch.float64)
-    found = compiled(module, runtime="auto")(x)
-    assert distance([found.detach()], [module(x).detach()]) < 1e-15
+    actual = compiled(module, runtime="auto")(x)
+    assert distance([actual.detach()], [module(x).detach()]) < 1e-15
     assert runtimes_of(module) == {"onnxruntime"}
 
 

@@ -115,8 +115,8 @@ def test_products_are_those_of_integers(
     shift: int,
 ) -> None:
     feeds = {"a": np.ascontiguousarray(first), "b": np.ascontiguousarray(second)}
-    found = run_dfp16(model, feeds, chain=chain, shift=shift)["y"]
-    np.testing.assert_array_equal(found, expected(multiplied(A, B, chain, shift)))
+    actual = run_dfp16(model, feeds, chain=chain, shift=shift)["y"]
+    np.testing.assert_array_equal(actual, expected(multiplied(A, B, chain, shift)))
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -128,28 +128,28 @@ def test_a_convolution_sums_whole_kernels(stride: int) -> None:
     model = onnx.ModelProto.FromString(model)
     del model.graph.input[2]
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(3, np.float16), "c"))
-    found = run_dfp16(model, {"a": x, "b": w})["y"]
+    actual = run_dfp16(model, {"a": x, "b": w})["y"]
     # 28 channels of 9 products are a sum of 252.
     rows = multiplied(patches(x, 3, stride), w.reshape(3, -1).T, 28 * 9, 1) + np.float32(1)
-    np.testing.assert_array_equal(found, rows.reshape(2, size, size, 3).transpose(0, 3, 1, 2))
+    np.testing.assert_array_equal(actual, rows.reshape(2, size, size, 3).transpose(0, 3, 1, 2))
 
 
 def test_a_transposed_convolution_is_the_transpose_of_one() -> None:
     """Each input position adds its kernel: as a product, the images of all unit vectors."""
     x, w = drawn(1, 40, 4, 4), drawn(40, 2, 3, 3, seed=1)
     model = product("ConvTranspose <kernel_shape = [3, 3]> (al, bl)", "1,40,4,4", "40,2,3,3", "1,2,6,6")
-    found = run_dfp16(model, {"a": x, "b": w})["y"]
+    actual = run_dfp16(model, {"a": x, "b": w})["y"]
     flipped = np.ascontiguousarray(w[:, :, ::-1, ::-1].transpose(1, 0, 2, 3))
     wide = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))  # patches() pads by one more
     rows = multiplied(patches(wide, 3, 1), flipped.reshape(2, -1).T, 28 * 9, 1)
-    np.testing.assert_array_equal(found, rows.reshape(1, 6, 6, 2).transpose(0, 3, 1, 2))
+    np.testing.assert_array_equal(actual, rows.reshape(1, 6, 6, 2).transpose(0, 3, 1, 2))
 
 
 def test_sums_that_are_too_long_wrap_around_in_32_bits() -> None:
     ones = {"a": np.ones((5, 600), np.float32), "b": np.ones((600, 4), np.float32)}
-    found = run_dfp16(PLAIN, ones, chain=512, shift=0)["y"]
-    np.testing.assert_array_equal(found, multiplied(ones["a"], ones["b"], 512, 0))
-    assert (found != 600).all()
+    actual = run_dfp16(PLAIN, ones, chain=512, shift=0)["y"]
+    np.testing.assert_array_equal(actual, multiplied(ones["a"], ones["b"], 512, 0))
+    assert (actual != 600).all()
     np.testing.assert_array_equal(run_dfp16(PLAIN, ones, shift=6)["y"], np.full((5, 4), 600, np.float32))
 
 
@@ -166,10 +166,10 @@ def test_what_goes_on_low_is_quantized_and_what_becomes_fp32_is_not() -> None:
         "float[5,600] a, float[600,4] b",
         "float[5,4] r, float[4,5] w",
     )
-    found = run_dfp16(model, {"a": A, "b": B})
+    outputs = run_dfp16(model, {"a": A, "b": B})
     exact = multiplied(A, B, 256, 1)
-    np.testing.assert_array_equal(found["w"], exact.T)
-    np.testing.assert_array_equal(found["r"], value(np.maximum(value(exact), 0)))
+    np.testing.assert_array_equal(outputs["w"], exact.T)
+    np.testing.assert_array_equal(outputs["r"], value(np.maximum(value(exact), 0)))
     assert (value(exact) != exact).any()
 
 
@@ -189,8 +189,8 @@ IDENTITY = step("al = Cast <to = 10> (a) y = Cast <to = 1> (al)", "float[N] a", 
 )
 def test_a_tensor_takes_the_exponent_of_its_largest_value(values: list[float]) -> None:
     a = np.array(values, np.float32)
-    found = run_dfp16(IDENTITY, {"a": a}, dims={"N": len(a)})["y"]
-    np.testing.assert_array_equal(found, value(a))
+    actual = run_dfp16(IDENTITY, {"a": a}, dims={"N": len(a)})["y"]
+    np.testing.assert_array_equal(actual, value(a))
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
@@ -206,9 +206,9 @@ def test_stochastic_rounding_keeps_the_mean() -> None:
     a = np.full(20_000, 0.3, np.float32)
     a[0] = 1.0
     a[1:] *= np.float32(2.0**-12)
-    found = run_dfp16(IDENTITY, {"a": a}, dims={"N": len(a)}, rounding=Rounding.STOCHASTIC)["y"][1:]
-    assert set(np.unique(found)) == {np.float32(2.0**-14), np.float32(2.0**-13)}
-    assert found.mean() == pytest.approx(a[1], rel=0.02)
+    values = run_dfp16(IDENTITY, {"a": a}, dims={"N": len(a)}, rounding=Rounding.STOCHASTIC)["y"][1:]
+    assert set(np.unique(values)) == {np.float32(2.0**-14), np.float32(2.0**-13)}
+    assert values.mean() == pytest.approx(a[1], rel=0.02)
     assert len(set(run_dfp16(IDENTITY, {"a": a}, dims={"N": len(a)})["y"][1:])) == 1
 
 

@@ -28,8 +28,8 @@ def terminal(clock: Clock, **options: bool) -> Console:
 
 
 def result(step: int, **changes: object) -> StepResult:
-    given = {"metrics": {"loss": np.float32(2.5)}, "skipped": False, "loss_scale": 2.0**16, "samples": 32}
-    return StepResult(step=step, duration_s=0.1, **(given | changes))
+    fields = {"metrics": {"loss": np.float32(2.5)}, "skipped": False, "loss_scale": 2.0**16, "samples": 32}
+    return StepResult(step=step, duration_s=0.1, **(fields | changes))
 
 
 def shown(results: Iterable[StepResult], *, total: int | None = None, seconds_per_step: float = 0.5) -> str:
@@ -44,16 +44,16 @@ def shown(results: Iterable[StepResult], *, total: int | None = None, seconds_pe
 
 
 def test_results_pass_through_one_by_one() -> None:
-    made = []
+    steps = []
 
     def results() -> Iterator[StepResult]:
         for step in (1, 2):
-            made.append(step)
+            steps.append(step)
             yield result(step)
 
     passing = progress(results(), console=terminal(Clock()))
     assert next(passing).step == 1
-    assert made == [1]
+    assert steps == [1]
     assert [each.step for each in passing] == [2]
 
 

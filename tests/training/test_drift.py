@@ -24,17 +24,17 @@ TWO = """(float[4,8] x, float[4,8] z) => (float[4,8] big, float[4,8] small, int6
 
 
 def test_a_large_output_does_not_hide_a_small_one():
-    given = reference(TWO, {"x": 1e6 * X, "z": 1e-6 * X})
-    actual = {**given.outputs, "small": given.outputs["small"] * 0.5}
-    assert given.drift_of(actual)["small"] == pytest.approx(0.5)
-    assert given.drift_of(given.outputs) == {"big": 0.0, "small": 0.0, "best": 0.0}
+    fp32 = reference(TWO, {"x": 1e6 * X, "z": 1e-6 * X})
+    actual = {**fp32.outputs, "small": fp32.outputs["small"] * 0.5}
+    assert fp32.drift_of(actual)["small"] == pytest.approx(0.5)
+    assert fp32.drift_of(fp32.outputs) == {"big": 0.0, "small": 0.0, "best": 0.0}
 
 
 def test_integers_that_differ_count_by_their_share():
-    given = reference(TWO, {"x": X, "z": X})
-    best = given.outputs["best"].copy()
+    fp32 = reference(TWO, {"x": X, "z": X})
+    best = fp32.outputs["best"].copy()
     best[0] += 1
-    assert given.drift_of({**given.outputs, "best": best})["best"] == 0.25
+    assert fp32.drift_of({**fp32.outputs, "best": best})["best"] == 0.25
 
 
 UPDATE = """(float[4,8] w, float[4,8] m, float[4,8] g) => (float[4,8] new_w, float[4,8] new_m)
@@ -44,9 +44,9 @@ UPDATE = """(float[4,8] w, float[4,8] m, float[4,8] g) => (float[4,8] new_w, flo
 def test_a_new_weight_is_held_against_its_change():
     feeds = {"w": 100 * X, "m": 1e-3 * X, "g": 1e-3 * X}
     earlier = {"new_w": ("m", "w"), "new_m": ("m",)}
-    given = reference(UPDATE, feeds, earlier)
-    actual = {**given.outputs, "new_w": feeds["w"]}  # the whole update is lost
-    assert given.drift_of(actual)["new_w"] == pytest.approx(1.0, rel=0.01)
+    fp32 = reference(UPDATE, feeds, earlier)
+    actual = {**fp32.outputs, "new_w": feeds["w"]}  # the whole update is lost
+    assert fp32.drift_of(actual)["new_w"] == pytest.approx(1.0, rel=0.01)
 
 
 NOISE = """(float[4,8] x, float[4,8] z) => (float[4,8] gradient, float[4,8] noise)
@@ -55,12 +55,12 @@ NOISE = """(float[4,8] x, float[4,8] z) => (float[4,8] gradient, float[4,8] nois
 
 def test_what_fp32_does_not_know_is_held_against_its_kind():
     """(x + z) - x - z is zero but for rounding."""
-    given = reference(NOISE, {"x": X, "z": 0.3 * X[::-1].copy()})
-    assert 0 < np.abs(given.outputs["noise"]).max() < 1e-6
-    off = {**given.outputs, "noise": given.outputs["noise"] + np.float32(1e-3)}
-    assert given.drift_of(off)["noise"] < 0.01
-    far_off = {**given.outputs, "noise": given.outputs["noise"] + np.float32(0.1)}
-    assert given.drift_of(far_off)["noise"] > 0.05
+    fp32 = reference(NOISE, {"x": X, "z": 0.3 * X[::-1].copy()})
+    assert 0 < np.abs(fp32.outputs["noise"]).max() < 1e-6
+    off = {**fp32.outputs, "noise": fp32.outputs["noise"] + np.float32(1e-3)}
+    assert fp32.drift_of(off)["noise"] < 0.01
+    far_off = {**fp32.outputs, "noise": fp32.outputs["noise"] + np.float32(0.1)}
+    assert fp32.drift_of(far_off)["noise"] > 0.05
 
 
 ZERO = """(float[4,8] x, float[4,8] z) => (float[4,8] noise)
@@ -84,10 +84,10 @@ CHOICE = """(float[64,64] x, float[64,64] z) => (float[64,64] chosen, float[64,6
 def test_choices_show_when_the_inputs_are_rounded():
     """Values as close as FP16's rounding: one is chosen or not, which FP32's last bit does not tell."""
     x = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
-    given = reference(CHOICE, {"x": x, "z": x * np.float32(1.0003)})
-    assert given.own_error["chosen"] < 1e-6
-    assert given.error_of_rounding(Precision.FP16)["chosen"] > 0.1
-    assert given.error_of_rounding(Precision.FP16)["plain"] < 1e-3
+    fp32 = reference(CHOICE, {"x": x, "z": x * np.float32(1.0003)})
+    assert fp32.own_error["chosen"] < 1e-6
+    assert fp32.error_of_rounding(Precision.FP16)["chosen"] > 0.1
+    assert fp32.error_of_rounding(Precision.FP16)["plain"] < 1e-3
 
 
 @pytest.mark.parametrize("place", range(8))
@@ -124,7 +124,7 @@ def test_what_fp32_hardly_knows_is_not_held_against_the_size_of_its_kind():
 
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 def test_what_is_not_finite_is_infinitely_far(value):
-    given = reference(TWO, {"x": X, "z": X})
-    off = given.outputs["small"].copy()
+    fp32 = reference(TWO, {"x": X, "z": X})
+    off = fp32.outputs["small"].copy()
     off[1, 2] = value
-    assert given.drift_of({**given.outputs, "small": off})["small"] == float("inf")
+    assert fp32.drift_of({**fp32.outputs, "small": off})["small"] == float("inf")

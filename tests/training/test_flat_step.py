@@ -258,7 +258,7 @@ def test_a_static_scale_and_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "why"),
+    ("build", "why"),
     [
         (lambda: WeightUpdate(optimizer="adam"), "str is not an optimizer"),  # type: ignore[arg-type]
         (lambda: WeightUpdate(optimizer=SGD(), clip_norm=0.0), "clip_norm is 0"),
@@ -274,9 +274,9 @@ def test_a_static_scale_and_none() -> None:
         (lambda: Momentum(momentum=float("inf")), "momentum is inf.*finite"),
     ],
 )
-def test_settings_out_of_range(made: Any, why: str) -> None:
+def test_settings_out_of_range(build: Any, why: str) -> None:
     with pytest.raises(UsageError, match=why):
-        made()
+        build()
 
 
 def test_a_group_without_parameters_is_refused() -> None:

@@ -102,17 +102,17 @@ LAYERS = """
 
 @pytest.mark.parametrize("kept", [(), ("a", "gw")])
 def test_the_planner_sees_what_the_session_casts(kept: tuple[str, ...]) -> None:
-    given = import_model(onnx.parser.parse_model(LAYERS))
+    imported = import_model(onnx.parser.parse_model(LAYERS))
     options = Options(target=target("v100"), lists=oplists("campo"), keep_fp32=kept, min_gain=0.0)
-    apart = problem_of(given, options)
+    apart = problem_of(imported, options)
     options = replace(options, flat_weights=low_weights.flat_weights)
-    problem = problem_of(given, options)
-    plan = decide(problem, given, options)
+    problem = problem_of(imported, options)
+    plan = decide(problem, imported, options)
     cast = {c.tensor: c for c in plan.casts if c.tensor.startswith("param.")}
     assert len(cast) == (1 if kept else 3)
     # What is taken out of the graph by the session is what the plan counts as one Cast.
     layout = flat_layout({"w": (1024, 1024), "v": (1024, 1024), "b": (1024,)})
-    _, taken = with_low_weights(rewrite(given, plan), layout)
+    _, taken = with_low_weights(rewrite(imported, plan), layout)
     assert {f"param.{n}" for n in taken} == {site.tensor for site in problem.flat_casts(plan.low_nodes)}
     assert len(taken) == (0 if kept else 3)
     casts = planned_traffic(problem, plan).casts
@@ -123,7 +123,7 @@ def test_the_planner_sees_what_the_session_casts(kept: tuple[str, ...]) -> None:
     if taken:
         elements = 2 * 1024 * 1024 + 1024
         assert sum(c.cast_us for c in cast.values()) == pytest.approx(problem.costs.cast.cast_us(elements))
-        assert plan.predicted_us < decide(apart, given, options).predicted_us
+        assert plan.predicted_us < decide(apart, imported, options).predicted_us
     assert plan.lower_bound_us == pytest.approx(plan.predicted_us, rel=1e-9)
 
 

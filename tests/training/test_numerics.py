@@ -90,7 +90,7 @@ LowNodes = Mapping[str, tuple[onnx.ModelProto, ...]]
 @pytest.fixture(scope="module")
 def low_nodes(lower: Callable[..., Any]) -> LowNodes:
     """Small FP16 nodes by operator, with different attributes, of graphs with all low that can be."""
-    found: dict[str, dict[Any, tuple[int, onnx.ModelProto]]] = {}
+    operators: dict[str, dict[Any, tuple[int, onnx.ModelProto]]] = {}
     for graph in GRAPHS:
         model = lower(DATA / f"{graph}.onnx").model
         types = infer(model, {})
@@ -102,12 +102,12 @@ def low_nodes(lower: Callable[..., Any]) -> LowNodes:
                 continue  # the reference evaluator cannot
             size = sum(int(np.prod(types.shapes[t])) for t in tensors)
             key = (tuple(a.SerializeToString() for a in node.attribute), len(node.input))
-            kinds = found.setdefault(node.op_type, {})
+            kinds = operators.setdefault(node.op_type, {})
             if key not in kinds or size < kinds[key][0]:
                 kinds[key] = (size, single(model, node, types))
     return {
         op: tuple(model for _, model in sorted(kinds.values(), key=lambda kind: kind[0])[:3])
-        for op, kinds in found.items()
+        for op, kinds in operators.items()
     }
 
 
@@ -303,9 +303,9 @@ def feeds_of_mlp(seed: int = 0) -> dict[str, NDArray[Any]]:
 
 def test_drift_is_that_of_fp16() -> None:
     fp32 = onnx.load(DATA / "mlp.onnx")
-    found = drift(fp32, mixed("mlp", "tf-amp"), feeds_of_mlp(), threads=2)
-    assert set(found) == {o.name for o in fp32.graph.output}
-    assert 1e-4 < max(found.values()) < 1e-2
+    drifts = drift(fp32, mixed("mlp", "tf-amp"), feeds_of_mlp(), threads=2)
+    assert set(drifts) == {o.name for o in fp32.graph.output}
+    assert 1e-4 < max(drifts.values()) < 1e-2
 
 
 def test_the_provider_alone_shows_no_drift() -> None:
@@ -339,8 +339,8 @@ def test_drift_draws_the_same_dropout_masks() -> None:
     low = parser.parse_model(text.replace("DTYPE", "10").replace("WIDEN", "r = Cast<to=1>(u)"))
     for model in (fp32, low):
         model.graph.node[0].name = "mask"
-    found = drift(fp32, low, {"x": np.ones(64, np.float32)}, threads=2)
-    assert 0 < found["y"] < 1e-3
+    drifts = drift(fp32, low, {"x": np.ones(64, np.float32)}, threads=2)
+    assert 0 < drifts["y"] < 1e-3
 
 
 def test_drift_seeds_a_dropout_operator_too() -> None:
@@ -350,5 +350,5 @@ def test_drift_seeds_a_dropout_operator_too() -> None:
         <float half = {0.5}, bool training = {1}> {
             [drop] y = Dropout(x, half, training)
         }""")
-    found = drift(model, model, {"x": np.ones(256, np.float32)}, threads=2)
-    assert found["y"] == 0
+    drifts = drift(model, model, {"x": np.ones(256, np.float32)}, threads=2)
+    assert drifts["y"] == 0

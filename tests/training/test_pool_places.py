@@ -34,19 +34,20 @@ def test_of_several_maxima_the_first_is_the_place():
     changed = compared(model)
     assert "Equal" in {node.op_type for node in changed.graph.node}
     here = machine("cpu", 2)
-    expected, found = run(model, {"x": x}, here), run(changed, {"x": x}, here)
-    assert all(np.array_equal(found[name], expected[name]) for name in ("y", "place"))
+    expected, actual = run(model, {"x": x}, here), run(changed, {"x": x}, here)
+    assert all(np.array_equal(actual[name], expected[name]) for name in ("y", "place"))
 
 
 def test_names_that_the_graph_has_are_left_to_it():
     model = pool((1, 4, 128, 128))
-    model.graph.node[0].name, made = "pool", model.graph.node.add(op_type="Neg", name="pool/largest/Resize")
-    made.input.append("x")
-    made.output.append("pool/largest")
+    model.graph.node[0].name = "pool"
+    negation = model.graph.node.add(op_type="Neg", name="pool/largest/Resize")
+    negation.input.append("x")
+    negation.output.append("pool/largest")
     model.graph.output.append(onnx.ValueInfoProto(name="pool/largest", type=model.graph.input[0].type))
     x = np.random.default_rng(0).normal(size=(1, 4, 128, 128)).astype(np.float32)
-    expected, found = (run(m, {"x": x}, machine("cpu", 2)) for m in (model, compared(model)))
-    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+    expected, actual = (run(m, {"x": x}, machine("cpu", 2)) for m in (model, compared(model)))
+    assert all(np.array_equal(actual[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ def ranges(values, precision=Precision.FP16, tensors=("x", "h")):
 
 
 def test_each_loss_is_counted_among_nonzeros():
-    found = ranges([[0.0, -4e4, 1e-5, 2.0**-26]])
-    x, h = found["x"], found["h"]
+    tensors = ranges([[0.0, -4e4, 1e-5, 2.0**-26]])
+    x, h = tensors["x"], tensors["h"]
     assert x.largest == 4e4
     assert x.overflow_share == 0
     assert x.subnormal_share == pytest.approx(1 / 3)  # 1e-5; 2^-26 vanishes
@@ -31,9 +31,9 @@ def test_each_loss_is_counted_among_nonzeros():
 
 
 def test_the_worst_batch_counts():
-    found = ranges([[1.0, 1.0, 1.0, 1.0], [1.0, 1e5, 1.0, 1.0]])["x"]
-    assert found.overflow_share == 0.25
-    assert found.largest == 1e5
+    x = ranges([[1.0, 1.0, 1.0, 1.0], [1.0, 1e5, 1.0, 1.0]])["x"]
+    assert x.overflow_share == 0.25
+    assert x.largest == 1e5
 
 
 def test_infinities_are_no_overflow():
@@ -41,10 +41,10 @@ def test_infinities_are_no_overflow():
 
 
 def test_bf16_holds_what_fp16_does_not():
-    found = ranges([[1e5, 1e-20, 1.0, 1.0]], Precision.BF16)["x"]
-    assert (found.overflow_share, found.flushed_share, found.subnormal_share) == (0, 0, 0)
+    x = ranges([[1e5, 1e-20, 1.0, 1.0]], Precision.BF16)["x"]
+    assert (x.overflow_share, x.flushed_share, x.subnormal_share) == (0, 0, 0)
 
 
 def test_all_zero_loses_nothing():
-    found = ranges([[0.0] * 4])["x"]
-    assert (found.lost_mass, found.flushed_share, found.largest) == (0, 0, 0)
+    x = ranges([[0.0] * 4])["x"]
+    assert (x.lost_mass, x.flushed_share, x.largest) == (0, 0, 0)

@@ -29,11 +29,11 @@ def test_steps_like_numpy() -> None:
 
 
 def test_state_is_neither_the_callers_nor_handed_out() -> None:
-    given = first_state()
-    training = session(state=given)
+    state = first_state()
+    training = session(state=state)
     training.step(batch())
     training.step(batch())  # writes where the first state lay
-    assert_same(given, first_state())
+    assert_same(state, first_state())
     before = training.state()
     training.state()["param.w"][:] = 7
     assert_same(training.state(), before)

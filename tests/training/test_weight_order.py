@@ -68,24 +68,24 @@ def step_model(lines: list[str]) -> onnx.ModelProto:
     constants = [numpy_helper.from_array(a, n) for n, a in (("half", np.float32(0.5)), ("pattern", PATTERN))]
     nodes = []
     for number, line in enumerate(lines):
-        made, formula = line.split(" = ")
+        output, formula = line.split(" = ")
         name, attributes = f"n{number}", {}
         if "[" in formula:
-            given, perm = formula.rstrip("]").split(" [")
-            op_type, inputs, attributes = "Transpose", [given], {"perm": [*map(int, perm.split())]}
+            operand, perm = formula.rstrip("]").split(" [")
+            op_type, inputs, attributes = "Transpose", [operand], {"perm": [*map(int, perm.split())]}
         elif "->" in formula:
-            given, shape = formula.split(" -> ")
-            op_type, inputs = "Reshape", [given, f"{name}_shape"]
+            operand, shape = formula.split(" -> ")
+            op_type, inputs = "Reshape", [operand, f"{name}_shape"]
             constants.append(numpy_helper.from_array(np.array(shape.split(), np.int64), inputs[1]))
         else:
             op_type, *inputs = formula.split()
             attributes = {"keepdims": 0} if op_type.startswith("Reduce") else {}
             attributes |= {"Gemm": {"transB": 1}, "Cast": {"to": TensorProto.FLOAT}}.get(op_type, {})
-        nodes.append(helper.make_node(op_type, inputs, [made], name=name, **attributes))
+        nodes.append(helper.make_node(op_type, inputs, [output], name=name, **attributes))
     read = {name for node in nodes for name in node.input}
     shapes = {"param.w": W, "param.frozen": FROZEN, "input.x": (8, 6)}
-    ends = {"loss": (), "grad.w": W} | {node.output[0]: () for node in nodes if node.output[0] not in read}
-    ends = {name: W if name == "grad.w" else () for name in ends}
+    unread = [node.output[0] for node in nodes if node.output[0] not in read]
+    ends = {name: W if name == "grad.w" else () for name in ("loss", "grad.w", *unread)}
 
     def infos(tensors: dict[str, tuple[int, ...]]) -> list[onnx.ValueInfoProto]:
         return [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in tensors.items()]
@@ -135,21 +135,21 @@ def test_steps_are_those_of_the_graph_as_it_is(lines: list[str]) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_transposes_of_parameters_and_gradients_are_gone(case: str) -> None:
     transposes, lines = CASES[case]
-    given = import_model(step_model(lines))
+    imported = import_model(step_model(lines))
     parameters = {"param.w": "grad.w", "param.frozen": None}
-    changed, kept = kept_as_read(given.model, given.view, parameters)
+    changed, kept = kept_as_read(imported.model, imported.view, parameters)
     onnx.checker.check_model(changed, full_check=True)
-    found = Counter(node.op_type for node in changed.graph.node)
-    assert found["Transpose"] == transposes
+    counts = Counter(node.op_type for node in changed.graph.node)
+    assert counts["Transpose"] == transposes
     assert set(kept) == set(parameters)
 
 
 @pytest.mark.parametrize("case", KEPT_AS_DECLARED)
 def test_what_else_reads_a_gradient_finds_it_as_declared(case: str) -> None:
-    given = import_model(step_model(KEPT_AS_DECLARED[case]))
-    changed, kept = kept_as_read(given.model, given.view, {"param.w": "grad.w"})
+    imported = import_model(step_model(KEPT_AS_DECLARED[case]))
+    changed, kept = kept_as_read(imported.model, imported.view, {"param.w": "grad.w"})
     assert not kept
-    assert changed is given.model
+    assert changed is imported.model
 
 
 def test_checkpoints_hold_parameters_as_declared(tmp_path: Path) -> None:

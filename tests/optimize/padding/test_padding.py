@@ -213,12 +213,12 @@ def test_a_given_low_version_is_padded_not_converted_anew(pad_all):
 
 def test_an_initializer_is_padded_in_the_file(pad_all, run):
     pair = pad_all(f"g (float[8,8] x) => (float[8,2] y) {WEIGHT} {{ y = MatMul(x, w) }}")
-    found = initializers(pair.model)
-    assert "w" not in found
-    assert "w_fp16" not in found
-    assert found["w_fp16_padded"].dtype == np.float16
-    assert found["w_fp16_padded"][:, :2].ravel().tolist() == [*range(1, 10), *range(7)]
-    assert not found["w_fp16_padded"][:, 2:].any()
+    weights = initializers(pair.model)
+    assert "w" not in weights
+    assert "w_fp16" not in weights
+    assert weights["w_fp16_padded"].dtype == np.float16
+    assert weights["w_fp16_padded"][:, :2].ravel().tolist() == [*range(1, 10), *range(7)]
+    assert not weights["w_fp16_padded"][:, 2:].any()
     assert [part.by for part in pair.plan.pads[0].inputs] == ["file"]
     assert pair.plan.only_padded == {"w"}
     assert_valid(pair.model, run)
@@ -297,6 +297,6 @@ def test_pads_change_real_graphs_by_accumulation_error_only(name):
     assert optimized.plan.pads
     unpadded = rewrite(optimized.imported, replace(optimized.plan, pads=()))
     feeds = synthesize(import_model(path).view)
-    expected, found = (emulated(model, feeds) for model in (unpadded, optimized.model))
+    expected, actual = (emulated(model, feeds) for model in (unpadded, optimized.model))
     for output, value in expected.items():
-        assert relative_l2(found[output], value) < 1e-3, output
+        assert relative_l2(actual[output], value) < 1e-3, output

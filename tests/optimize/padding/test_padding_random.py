@@ -130,22 +130,22 @@ class Squares:
 
 @st.composite
 def square_graphs(draw):
-    made = Squares()
+    squares = Squares()
     for _ in range(draw(st.integers(2, 8))):
-        a, b = draw(st.sampled_from(made.tensors)), draw(st.sampled_from(made.tensors))
+        a, b = draw(st.sampled_from(squares.tensors)), draw(st.sampled_from(squares.tensors))
         op = draw(
             st.sampled_from(["MatMul({}, {})", "MatMul({}, {})", "Gemm<transB = 1>({}, {})", "Relu({})"])
         )
-        made.add(op.format(a, b))
+        squares.add(op.format(a, b))
         if "{}, {}" in op and draw(st.booleans()):
-            made.add(f"Max({made.tensors[-1]}, minus)")
-            made.add(f"Min({made.tensors[-1]}, plus)")
-    last = made.tensors[-1]
-    outputs = sorted({last, *draw(st.lists(st.sampled_from(made.tensors[3:]), max_size=2))})
+            squares.add(f"Max({squares.tensors[-1]}, minus)")
+            squares.add(f"Min({squares.tensors[-1]}, plus)")
+    last = squares.tensors[-1]
+    outputs = sorted({last, *draw(st.lists(st.sampled_from(squares.tensors[3:]), max_size=2))})
     w = ", ".join(str(i % 5 - 2) for i in range(25))
     return (
         f"g (float[5,5] x, float[5,5] z) => ({', '.join(typed(t, (5, 5)) for t in outputs)}) "
-        f"<float[5,5] w = {{{w}}}, float minus = {{-3}}, float plus = {{3}}> {{ {' '.join(made.lines)} }}"
+        f"<float[5,5] w = {{{w}}}, float minus = {{-3}}, float plus = {{3}}> {{ {' '.join(squares.lines)} }}"
     )
 
 
@@ -158,18 +158,17 @@ def test_random_chains_compute_the_same(pad_all, run, graph, data):
 
     pair = pad_all(graph, subset)
     feeds = {name: value.clip(-1, 1) for name, value in feeds_of(pair.model).items()}
-    expected, found = (emulated(model, feeds) for model in (pair.unpadded, pair.model))
+    expected, actual = (emulated(model, feeds) for model in (pair.unpadded, pair.model))
     for name, value in expected.items():
         # Unbounded products may overflow, and zero times infinity is not zero.
         if np.isfinite(value).all():
-            np.testing.assert_array_equal(found[name], value, err_msg=name)
+            np.testing.assert_array_equal(actual[name], value, err_msg=name)
     assert_valid(pair.model, run)
     keys = [(n.op_type, *n.input) for n in pair.model.graph.node if n.op_type == "Pad"]
     assert len(keys) == len(set(keys)), "a tensor is padded twice to one size"
-    made = {n.output[0]: n for n in pair.model.graph.node}
     wanted = {(part.tensor, part.ends) for p in pair.plan.pads for part in p.inputs}
     for planned in pair.plan.pads:
         is_wanted = planned.output and (planned.output.tensor, planned.output.ends) in wanted
         if is_wanted:  # a Pad behind the Slice of the same amount would undo it
             low = f"{planned.output.tensor}_fp16"
-            assert not any(n.op_type == "Pad" and n.input[0] == low for n in made.values())
+            assert not any(n.op_type == "Pad" and n.input[0] == low for n in pair.model.graph.node)

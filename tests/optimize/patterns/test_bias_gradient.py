@@ -6,7 +6,7 @@ from campo_onnx.optimize.passes import taint
 from campo_onnx.optimize.safety import weight_update
 
 
-def found(read, text):
+def classes_of(read, text):
     view = read(text).view
     findings = bias_gradient(view, weight_update(view))
     assert not findings.contained
@@ -26,7 +26,7 @@ def found(read, text):
 def test_a_sum_that_leaves_the_graph(read, tail):
     constants = "<int64[1] axis = {0}, int64[1] eight = {8}, float half = {0.5}>"
     text = f"(float[4,8] g) => (float[8] gb) {constants} {{ {tail} }}"
-    assert found(read, text) == {"s": OpClass.INFER}
+    assert classes_of(read, text) == {"s": OpClass.INFER}
 
 
 def test_a_sum_in_stages(read):
@@ -34,7 +34,7 @@ def test_a_sum_in_stages(read):
         [sample] t = ReduceSum<keepdims=0>(g, last)
         [batch] gb = ReduceSum<keepdims=0>(t, axis)
     }"""
-    assert found(read, text) == {"sample": OpClass.INFER, "batch": OpClass.INFER}
+    assert classes_of(read, text) == {"sample": OpClass.INFER, "batch": OpClass.INFER}
 
 
 def test_a_sum_that_feeds_the_weight_update(read):
@@ -45,7 +45,7 @@ def test_a_sum_that_feeds_the_weight_update(read):
         [d] d = Mul(gb, lr)
         [n] new = Sub(b, d)
     }"""
-    assert found(read, text) == {"s": OpClass.INFER}
+    assert classes_of(read, text) == {"s": OpClass.INFER}
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_sum_that_feeds_the_weight_update(read):
     ],
 )
 def test_near_misses(read, text):
-    assert found(read, text) == {}
+    assert classes_of(read, text) == {}
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_sum_over_no_axis_changes_nothing(read, node, shape):
         {node}
         [m] y = MatMul(t, w)
     }}"""
-    assert found(read, text) == {"s": OpClass.CLEAR}
+    assert classes_of(read, text) == {"s": OpClass.CLEAR}
 
 
 def test_a_sum_over_no_axis_does_not_taint_the_gradients_behind_it(problem_from):
@@ -115,7 +115,7 @@ def test_a_sum_over_no_axis_does_not_taint_the_gradients_behind_it(problem_from)
 
 def test_an_empty_list_of_axes_may_mean_all(read):
     text = """(float[4,8] g) => (float[1,1] y) <int64[0] none = {}> { [s] y = ReduceSum(g, none) }"""
-    assert found(read, text) == {"s": OpClass.INFER}
+    assert classes_of(read, text) == {"s": OpClass.INFER}
 
 
 def test_a_sum_that_an_accumulator_takes(read):
@@ -123,4 +123,4 @@ def test_a_sum_that_an_accumulator_takes(read):
         [s] gb = ReduceSum<keepdims=0>(g, axis)
         [acc] done = com.microsoft.InPlaceAccumulatorV2 (buffer, gb, reset)
     }"""
-    assert found(read, text) == {"s": OpClass.INFER}
+    assert classes_of(read, text) == {"s": OpClass.INFER}

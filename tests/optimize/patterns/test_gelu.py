@@ -8,7 +8,7 @@ HEAD = """(float[4] x, float[4] z) => (float[4] y)
            float two = {2.0}, float minus_two = {-2.0}, float three = {3.0}> {"""
 
 
-def found(read, body):
+def classes_of(read, body):
     findings = gelu(read(f"{HEAD} {body} [e] y = Exp(t) }}").view, frozenset())
     return {name: op_class for name, (op_class, _) in findings.classes.items()}
 
@@ -30,7 +30,7 @@ def found(read, body):
     ],
 )
 def test_minus_a_square(read, body):
-    assert found(read, body) == {"e": OpClass.INFER}
+    assert classes_of(read, body) == {"e": OpClass.INFER}
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_minus_a_square(read, body):
     ],
 )
 def test_near_misses(read, body):
-    assert found(read, body) == {}
+    assert classes_of(read, body) == {}
 
 
 def test_a_scale_of_both_signs_is_no_minus(read):
@@ -78,7 +78,7 @@ def test_gelu_in_an_exported_graph(exported):
 def test_a_power_of_a_square(read, base, square, is_found):
     text = f"""(float[2] x, float[2] z) => (float[2] y) <float base = {{{base}}}> {{
         [s] s = Mul(x, {square}) [p] y = Pow(base, s) }}"""
-    found = gelu(read(text).view, frozenset()).classes
-    assert {name: op_class for name, (op_class, _) in found.items()} == (
+    classes = gelu(read(text).view, frozenset()).classes
+    assert {name: op_class for name, (op_class, _) in classes.items()} == (
         {"p": OpClass.INFER} if is_found else {}
     )

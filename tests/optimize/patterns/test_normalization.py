@@ -13,7 +13,7 @@ CONSTANTS = """<int64[1] last = {-1}, int64[2] spatial = {0, 2}, float eps = {0.
     {4, 8, 3}, float momentum = {0.1}, float keep = {0.9}, float n = {8.0}>"""
 
 
-def found(read, text):
+def findings_of(read, text):
     findings = normalization(read(text).view, frozenset())
     return {name: op_class for name, (op_class, _) in findings.classes.items()}, findings.contained
 
@@ -31,7 +31,7 @@ def test_layer_normalization(read, square):
         [scale] g = Mul(h, gamma)
         [shift] y = Add(g, beta)
     }}"""
-    assert found(read, text) == (
+    assert findings_of(read, text) == (
         {"mean": INFER, "square": DENY, "var": DENY},
         {Use("centre", 1), Use("norm", 1)},
     )
@@ -50,7 +50,7 @@ def test_squares_of_rows_that_are_summed_in_runs(read, square):
         [root] d = Sqrt(m)
         [norm] y = Div(x, d)
     }}"""
-    assert found(read, text) == ({"square": DENY, "part": DENY, "sum": DENY}, {Use("norm", 1)})
+    assert findings_of(read, text) == ({"square": DENY, "part": DENY, "sum": DENY}, {Use("norm", 1)})
 
 
 def test_the_gradient_of_layer_normalization(read):
@@ -64,7 +64,7 @@ def test_the_gradient_of_layer_normalization(read):
         [sub2] u = Sub(r, t)
         [scale] dx = Mul(u, rstd)
     }}"""
-    assert found(read, text) == ({"a": INFER, "b": INFER}, {Use("sub", 1), Use("hb", 1)})
+    assert findings_of(read, text) == ({"a": INFER, "b": INFER}, {Use("sub", 1), Use("hb", 1)})
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_rms_normalization(read, inverse):
         [safe] ve = Add(v, eps)
         {inverse}
     }}"""
-    assert found(read, text) == ({"square": DENY, "mean": DENY}, {Use("norm", 1)})
+    assert findings_of(read, text) == ({"square": DENY, "mean": DENY}, {Use("norm", 1)})
 
 
 @pytest.mark.parametrize("reduce", ["ReduceSumSquare", "ReduceL2"])
@@ -90,7 +90,7 @@ def test_reductions_that_square(read, reduce):
         [norm] v = {reduce}(x, last)
         [back] y = Div(x, v)
     }}"""
-    assert found(read, text) == ({"norm": DENY}, {Use("back", 1)})
+    assert findings_of(read, text) == ({"norm": DENY}, {Use("back", 1)})
 
 
 def test_group_normalization(read):
@@ -105,7 +105,7 @@ def test_group_normalization(read):
         [norm] h = Div(c, s)
         [out] y = Reshape(h, whole)
     }}"""
-    assert found(read, text) == (
+    assert findings_of(read, text) == (
         {"mean": INFER, "square": DENY, "var": DENY},
         {Use("centre", 1), Use("norm", 1)},
     )
@@ -127,7 +127,7 @@ def test_batch_normalization_with_running_statistics(read):
         [kept] k = Mul(running, keep)
         [update] new = Add(k, t)
     }}"""
-    assert found(read, text) == (
+    assert findings_of(read, text) == (
         {"mean": INFER, "square": DENY, "var": DENY},
         {Use("centre", 1), Use("norm", 1)},
     )
@@ -151,7 +151,7 @@ def test_the_variance_as_jax_writes_it(read):
         [centre] c = Sub(x, mc)
         [norm] y = Mul(c, rc)
     }"""
-    assert found(read, text) == (
+    assert findings_of(read, text) == (
         {"mean": INFER, "square": DENY, "mean2": DENY},
         {Use("centre", 1), Use("norm", 1)},
     )
@@ -220,7 +220,7 @@ def test_the_variance_as_jax_writes_it(read):
     ],
 )
 def test_near_misses(read, text):
-    assert found(read, text) == ({}, frozenset())
+    assert findings_of(read, text) == ({}, frozenset())
 
 
 def test_blocks_of_an_exported_residual_network(exported):
@@ -264,7 +264,7 @@ def test_a_statistic_that_is_summed_in_stages(read):
         [share] m = Mul(b, k)
         [sub] dx = Sub(dy, m)
     }}""".replace("int64[1] last", "int64[1] first = {0}, int64[1] last")
-    assert found(read, text) == ({"sample": INFER, "batch": INFER}, {Use("sub", 1)})
+    assert findings_of(read, text) == ({"sample": INFER, "batch": INFER}, {Use("sub", 1)})
 
 
 def test_squares_that_are_summed_in_stages(read):
@@ -274,4 +274,4 @@ def test_squares_that_are_summed_in_stages(read):
         [columns] b = ReduceMean<keepdims=1>(a, first)
         [norm] y = Div(x, b)
     }}""".replace("int64[1] last", "int64[1] first = {0}, int64[1] last")
-    assert found(read, text) == ({"square": DENY, "rows": DENY, "columns": DENY}, {Use("norm", 1)})
+    assert findings_of(read, text) == ({"square": DENY, "rows": DENY, "columns": DENY}, {Use("norm", 1)})

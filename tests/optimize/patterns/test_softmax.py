@@ -10,7 +10,7 @@ HEAD = """(float[4,8] x, float[4,8] z, float[4,1] c) => (float[4,8] y)
           <int64[1] axis = {1}, int64[2] shape = {4, 8}, int64[2] col = {4, 1}> {"""
 
 
-def found(read, body):
+def findings_of(read, body):
     findings = softmax(read(f"{HEAD} {body} }}").view, frozenset())
     return {name: op_class for name, (op_class, _) in findings.classes.items()}, findings.contained
 
@@ -28,7 +28,7 @@ def found(read, body):
     ],
 )
 def test_exp_of_what_lies_below_its_maximum(read, body):
-    assert found(read, body) == ({"e": OpClass.INFER}, frozenset())
+    assert findings_of(read, body) == ({"e": OpClass.INFER}, frozenset())
 
 
 @pytest.mark.parametrize(
@@ -44,17 +44,17 @@ def test_exp_of_what_lies_below_its_maximum(read, body):
     ],
 )
 def test_near_misses(read, body):
-    assert found(read, body) == ({}, frozenset())
+    assert findings_of(read, body) == ({}, frozenset())
 
 
 def test_a_maximum_that_is_reached_by_a_trillion_ways_is_visited_once(read):
     steps = " ".join(f"[m{i}] m{i} = Max(m{i - 1}, m{i - 1})" for i in range(1, 41))
     body = f"[m0] m0 = ReduceMax(x, axis) {steps} [s] s = Sub(x, m40) [e] y = Exp(s)"
-    assert found(read, body) == ({"e": OpClass.INFER}, frozenset())
+    assert findings_of(read, body) == ({"e": OpClass.INFER}, frozenset())
 
 
 def test_what_reads_a_softmax_is_contained_and_what_reads_its_logarithm_is_not(read):
-    classes, contained = found(
+    classes, contained = findings_of(
         read, "[p] p = Softmax(x) [l] l = LogSoftmax(x) [a] q = Mul(p, z) [b] y = Add(q, l)"
     )
     assert classes == {}

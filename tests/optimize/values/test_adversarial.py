@@ -63,16 +63,16 @@ def test_what_comes_out_is_what_fp32_computes(case, strategy):
 
 
 def test_the_reasons_say_so():
-    def found(case, **options):
+    def reasons_of(case, **options):
         body, constants, outputs, _ = CASES[case]
         inputs = "float[64,64] x, float[64,64] w, float[64,64] m, bool c"
         return reasons(model_of(body, constants, inputs=inputs, outputs=outputs), **options).values()
 
-    assert Reason.VALUE_ROUNDING in found("what is far from zero for a constant")
-    assert Reason.LOGARITHM in found("the logarithm of what a probability lacks")
-    assert Reason.LOGARITHM in found("the logarithm of what a probability lacks", low=Precision.BF16)
-    assert Reason.VALUE_OVERFLOW in found("a mask from a branch")
-    assert Reason.SQUARES in found("a norm by a product with ones, large")
+    assert Reason.VALUE_ROUNDING in reasons_of("what is far from zero for a constant")
+    assert Reason.LOGARITHM in reasons_of("the logarithm of what a probability lacks")
+    assert Reason.LOGARITHM in reasons_of("the logarithm of what a probability lacks", low=Precision.BF16)
+    assert Reason.VALUE_OVERFLOW in reasons_of("a mask from a branch")
+    assert Reason.SQUARES in reasons_of("a norm by a product with ones, large")
 
 
 def test_a_square_that_no_sum_reads_may_go_low():

@@ -1,4 +1,4 @@
-"""What bodies of If, Loop and Scan read and return is needed as exactly as by nodes beside them.
+"""Values that bodies of If, Loop and Scan read and return are as exact as those of nodes beside them.
 
 Every case is held against FP32 under plans that lower whatever they may, in FP16 and BF16.
 """

@@ -1,4 +1,4 @@
-"""What a low precision is made for is asked of no value more exactly; an operator says what it asks."""
+"""Values that a low precision serves well stay free; operators say how exactly they need the others."""
 
 from dataclasses import replace
 

@@ -27,8 +27,8 @@ def model_of(body, outputs, constants=None, inputs=X):
 
 def ranges(body, outputs="float[4,8] y", constants=None, declared=None, inputs=X):
     imported = import_model(model_of(body, outputs, constants, inputs))
-    given = {name: DeclaredRange(lowest=low, highest=high) for name, (low, high) in (declared or {}).items()}
-    return value_ranges(imported, given)
+    bounds = {name: DeclaredRange(lowest=low, highest=high) for name, (low, high) in (declared or {}).items()}
+    return value_ranges(imported, bounds)
 
 
 UNARY = (
@@ -67,24 +67,24 @@ def test_proved_bounds_hold(op, seed):
     model = model_of(node_of(op), f"float{shape} y", constants)
     feeds = {n: random.uniform(*bounds[n], size=(4, 8)).astype(np.float32) for n in "xz"}
     feeds["x"][0, :2] = bounds["x"]
-    found = value_ranges(
+    interval = value_ranges(
         import_model(model), {n: DeclaredRange(lowest=low, highest=high) for n, (low, high) in bounds.items()}
     )["y"]
     with np.errstate(all="ignore"):
         actual = ReferenceEvaluator(model).run(None, feeds)[0]
     slack = 1e-5 * (1.0 + np.abs(actual).max())
-    assert found.lowest - slack <= actual.min()
-    assert actual.max() <= found.highest + slack
+    assert interval.lowest - slack <= actual.min()
+    assert actual.max() <= interval.highest + slack
 
 
 def test_nothing_is_known_of_an_activation_and_it_stays_moderate():
-    found = ranges(
+    bounds = ranges(
         "a = Mul(x, z) b = Add(a, x) c = MatMul(b, w) y = Tanh(c)",
         constants={"w": np.eye(8)[:, :8].astype("f")},
     )
-    assert found["b"].magnitude == 1.0
-    assert math.isinf(found["c"].highest)
-    assert (found["y"].lowest, found["y"].highest) == (-1.0, 1.0)
+    assert bounds["b"].magnitude == 1.0
+    assert math.isinf(bounds["c"].highest)
+    assert (bounds["y"].lowest, bounds["y"].highest) == (-1.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -92,58 +92,58 @@ def test_nothing_is_known_of_an_activation_and_it_stays_moderate():
     [(np.int64(-(10**9)), -1e9), (np.float64(-3.4e38), -3.4e38), (np.float16(-6e4), -6e4)],
 )
 def test_a_constant_of_any_type_is_seen_through_what_computes_it(value, expected):
-    found = ranges(
+    bounds = ranges(
         "c = Cast<to=1>(fill) e = Expand(c, shape) y = Mul(x, e)",
         constants={"fill": value, "shape": np.array([4, 8])},
     )
-    assert found["y"].extreme == pytest.approx(abs(expected))
-    assert found["y"].source == "fill"
+    assert bounds["y"].extreme == pytest.approx(abs(expected))
+    assert bounds["y"].source == "fill"
 
 
 def test_a_large_constant_is_read_in_pieces(monkeypatch):
     monkeypatch.setattr("campo_onnx.ir.constants._CHUNK_ELEMENTS", 8)
     values = np.ones(32, np.float32)
     values[29] = -1e9
-    found = ranges("y = Add(x, c)", constants={"c": values.reshape(4, 8)})
-    assert (found["c"].lowest, found["c"].highest) == (-1e9, 1.0)
-    assert found["y"].source == "c"
+    bounds = ranges("y = Add(x, c)", constants={"c": values.reshape(4, 8)})
+    assert (bounds["c"].lowest, bounds["c"].highest) == (-1e9, 1.0)
+    assert bounds["y"].source == "c"
 
 
 def test_a_softmax_ends_what_a_mask_began():
-    found = ranges("a = Add(x, c) y = Softmax(a)", constants={"c": np.float32(-1e9)})
-    assert found["a"].expected_lowest <= -1e9 + 1
-    assert (found["y"].expected_lowest, found["y"].expected_highest) == (0.0, 1.0)
+    bounds = ranges("a = Add(x, c) y = Softmax(a)", constants={"c": np.float32(-1e9)})
+    assert bounds["a"].expected_lowest <= -1e9 + 1
+    assert (bounds["y"].expected_lowest, bounds["y"].expected_highest) == (0.0, 1.0)
 
 
 def test_the_pieces_of_a_softmax_do_so_too():
-    found = ranges(
+    bounds = ranges(
         "a = Add(x, c) m = ReduceMax(a, axes) d = Sub(a, m) e = Exp(d) s = ReduceSum(e, axes) y = Div(e, s)",
         constants={"c": np.float32(-1e9), "axes": np.array([1])},
     )
-    assert (found["e"].lowest, found["e"].highest) == (0.0, 1.0)
-    assert (found["y"].lowest, found["y"].highest) == (0.0, 1.0)
+    assert (bounds["e"].lowest, bounds["e"].highest) == (0.0, 1.0)
+    assert (bounds["y"].lowest, bounds["y"].highest) == (0.0, 1.0)
 
 
 def test_an_epsilon_is_followed_to_where_it_is_large():
-    found = ranges(
+    bounds = ranges(
         "s = Mul(x, x) v = ReduceMean(s, axes) a = Add(v, e) r = Sqrt(a) i = Reciprocal(r) y = Mul(x, i)",
         constants={"e": np.float32(1e-12), "axes": np.array([1])},
     )
-    assert found["a"].smallest == pytest.approx(1e-12)
-    assert found["i"].magnitude == pytest.approx(1e6)
-    assert found["i"].source == "e"
-    assert found["y"].magnitude == 1.0  # where it is large, what it scales vanishes
+    assert bounds["a"].smallest == pytest.approx(1e-12)
+    assert bounds["i"].magnitude == pytest.approx(1e6)
+    assert bounds["i"].source == "e"
+    assert bounds["y"].magnitude == 1.0  # where it is large, what it scales vanishes
 
 
 def test_sizes_and_counts_are_known():
-    found = ranges(
+    bounds = ranges(
         "n = Shape(x) i = Size(x) f = Cast<to=1>(i) b = Less(x, z) m = Cast<to=1>(b)"
         " s = ReduceSum<keepdims=0>(m) y = Div(x, s)"
     )
-    assert (found["f"].lowest, found["f"].highest) == (32.0, 32.0)
-    assert (found["s"].lowest, found["s"].highest) == (0.0, 32.0)
-    assert found["s"].from_integers
-    assert not found["y"].from_integers
+    assert (bounds["f"].lowest, bounds["f"].highest) == (32.0, 32.0)
+    assert (bounds["s"].lowest, bounds["s"].highest) == (0.0, 32.0)
+    assert bounds["s"].from_integers
+    assert not bounds["y"].from_integers
 
 
 def test_a_declared_range_is_that_of_an_input():
@@ -154,8 +154,8 @@ def test_a_declared_range_is_that_of_an_input():
 
 
 def test_infinite_constants_are_infinite_in_every_precision():
-    found = ranges("y = Where(b, x, c)", constants={"c": np.float32(-np.inf)}, inputs=X + ", bool[4,8] b")
-    assert found["y"].magnitude == 1.0
+    bounds = ranges("y = Where(b, x, c)", constants={"c": np.float32(-np.inf)}, inputs=X + ", bool[4,8] b")
+    assert bounds["y"].magnitude == 1.0
 
 
 def test_an_operator_has_one_rule():
@@ -164,16 +164,16 @@ def test_an_operator_has_one_rule():
 
 
 def test_an_operator_without_a_rule_bounds_nothing():
-    found = ranges("a = Add(x, c) y = Sinh(a)", constants={"c": np.float32(-1e9)})
-    assert found["y"].magnitude >= 1e9
-    assert found["y"].source == "c"
+    bounds = ranges("a = Add(x, c) y = Sinh(a)", constants={"c": np.float32(-1e9)})
+    assert bounds["y"].magnitude >= 1e9
+    assert bounds["y"].source == "c"
 
 
 def test_a_product_of_moved_batches_has_as_many_terms_as_are_summed():
     body = "y = com.microsoft.FusedMatMul<transA = 1, transBatchA = 1>(p, q)"
     inputs = "float[40,2,8] x, float[2,40,3] z"
-    found = ranges(f"p = Sigmoid(x) q = Sigmoid(z) {body}", "float[2,8,3] y", inputs=inputs)
-    assert found["y"].highest == 40.0
+    bounds = ranges(f"p = Sigmoid(x) q = Sigmoid(z) {body}", "float[2,8,3] y", inputs=inputs)
+    assert bounds["y"].highest == 40.0
 
 
 @pytest.mark.parametrize(("streams", "highest"), [(1, 2 * 3 + 1 * 5), (2, np.inf)])
@@ -181,8 +181,8 @@ def test_a_mix_of_one_stream_is_a_sum_of_two_terms(streams, highest):
     share, gate = np.full((4, streams, streams), 3.0, np.float32), np.full((4, streams), 5.0, np.float32)
     constants = {"a": np.full((4, 8 * streams), 2.0, np.float32), "c": gate, "s": share}
     body = f"y = com.microsoft.HyperConnectionPostMix<num_branches = {streams}>(a, p, c, s)"
-    found = ranges(f"p = Sigmoid(x) {body}", f"float[4,{8 * streams}] y", constants=constants)
-    assert found["y"].highest == highest
+    bounds = ranges(f"p = Sigmoid(x) {body}", f"float[4,{8 * streams}] y", constants=constants)
+    assert bounds["y"].highest == highest
 
 
 LARGEST = {

@@ -1,4 +1,4 @@
-"""What goes into a mixed graph comes out as it does in FP32: values that FP16 does not hold stay FP32.
+"""A mixed graph computes what it does in FP32: values that FP16 does not hold stay FP32.
 
 Every case is small, so a device is made up on which low precision pays for every node.
 """

@@ -43,15 +43,15 @@ def test_the_loss_scale_is_divided_out_in_fp32(strategy):
 
 
 def test_what_is_behind_the_division_says_so():
-    found = reasons(scaled_step())
-    assert found["w_out"] is found["b_out"] is found["finite"] is Reason.UNSCALED
-    assert found["seed"] is Reason.SCALAR_INPUT
+    reason_of = reasons(scaled_step())
+    assert reason_of["w_out"] is reason_of["b_out"] is reason_of["finite"] is Reason.UNSCALED
+    assert reason_of["seed"] is Reason.SCALAR_INPUT
     assert "gb" in mixed_of(scaled_step(), "fine-grained").plan.low_nodes
 
 
 def test_a_sum_of_scaled_gradients_over_a_whole_batch_stays_fp32():
-    found = reasons(scaled_step(rows=1 << 16))
-    assert found["gb"] is Reason.SCALED_SUM
+    reason_of = reasons(scaled_step(rows=1 << 16))
+    assert reason_of["gb"] is Reason.SCALED_SUM
     assert reasons(scaled_step(rows=1 << 16), low=Precision.BF16)["gb"] is not Reason.SCALED_SUM
 
 

@@ -248,7 +248,7 @@ CASES = {
 }  # fmt: skip
 
 
-def made(case):
+def graph_of(case):
     constants = {name: np.asarray(value) for name, value in case.constants.items()}
     return model_of(case.body, constants, inputs=INPUTS + case.inputs, outputs=f"{case.y} y")
 
@@ -256,7 +256,7 @@ def made(case):
 @pytest.mark.parametrize("name", CASES)
 def test_what_comes_out_is_what_fp32_computes(name):
     case, here = CASES[name], machine("cpu")
-    model, feeds = made(case), {"x": X, "w": W, "m": M, "c": np.array(True), **case.feeds}
+    model, feeds = graph_of(case), {"x": X, "w": W, "m": M, "c": np.array(True), **case.feeds}
     feeds = {value.name: feeds[value.name] for value in model.graph.input}
     expected = run(model, feeds, here)["y"].astype(np.float64)
     for low in case.lows:
@@ -282,23 +282,23 @@ def test_what_comes_out_is_what_fp32_computes(name):
     ],
 )
 def test_the_plan_says_why(name, reason):
-    assert reason in reasons(made(CASES[name])).values()
+    assert reason in reasons(graph_of(CASES[name])).values()
 
 
 def test_a_table_of_positions_that_is_compared_holds_integers_and_nothing_too_small():
     compared = Case(
         "b = Less(table, x) k = Cast<to=1>(b) y = MatMul(k, w)", {"table": f(np.arange(64)[None] + 4096)}
     )
-    assert reasons(made(compared))["Less"] is Reason.INTEGERS
+    assert reasons(graph_of(compared))["Less"] is Reason.INTEGERS
 
 
 def low_nodes(body, constants=None):
-    return set(mixed_of(made(Case(body, constants or {})), "fine-grained").plan.low_nodes)
+    return set(mixed_of(graph_of(Case(body, constants or {})), "fine-grained").plan.low_nodes)
 
 
 def test_what_is_like_them_and_harmless_goes_low():
     sigmoid = H + "n = Neg(h) e = Exp(n) a = Add(one, e) p = Div(one, a) y = MatMul(p, w)"
-    assert Reason.DIVISOR not in reasons(made(Case(sigmoid, AXIS))).values()
+    assert Reason.DIVISOR not in reasons(graph_of(Case(sigmoid, AXIS))).values()
     bounded = H + LOOP.format("a = MatMul(v, eye) o = Tanh(a)").replace("d = ", "[after] d = ")
     assert "after" in low_nodes(bounded, SIX | {"back": f(2), "eye": EYE})
     mask = SCORES + "[add] u = Add(s, mask) [softmax] y = Softmax(u)"
@@ -366,5 +366,5 @@ def test_products_of_gradient_and_activation_that_are_added_by_hand():
 
 def test_a_long_chain_of_masks_is_looked_at_once():
     chain = " ".join(f"t{i + 1} = Where(c, t{i}, zero)" for i in range(1500))
-    model = made(Case(f"t0 = MatMul(x, w) {chain} y = Identity(t1500)", {"zero": f(0)}))
+    model = graph_of(Case(f"t0 = MatMul(x, w) {chain} y = Identity(t1500)", {"zero": f(0)}))
     assert reasons(model)["MatMul"] is Reason.MARGIN_LOW

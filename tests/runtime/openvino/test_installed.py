@@ -15,9 +15,9 @@ from tests.conftest import parse_model
 
 
 def module(**parts):
-    made = ModuleType("openvino")
-    vars(made).update(parts)
-    return made
+    openvino = ModuleType("openvino")
+    vars(openvino).update(parts)
+    return openvino
 
 
 WHOLE = {"Core": object}

@@ -44,9 +44,9 @@ def load(graph, opset=22, **settings):
 
 
 def tensor(array):
-    made = HostTensor.zeros(array.shape, onnx.helper.np_dtype_to_tensor_dtype(array.dtype))
-    made.write(array)
-    return made
+    host_tensor = HostTensor.zeros(array.shape, onnx.helper.np_dtype_to_tensor_dtype(array.dtype))
+    host_tensor.write(array)
+    return host_tensor
 
 
 @pytest.fixture
