@@ -128,14 +128,14 @@ class Heads(nn.Module):
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.25])
-def test_the_gradient_of_attention_sums_over_the_narrow_side(dropout: float) -> None:
+def test_the_gradient_of_attention_sums_over_its_shares(dropout: float) -> None:
     module, x = Heads(dropout), torch.randn(3, 12, 8)
     assert worst_deviation(module, weighted_sum, [x], []) < TOLERANCE
     model = export_training_step(module, weighted_sum, [x])
     shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.value_info}
     sums = [shapes.get(node.input[0]) for node in model.graph.node if node.op_type == "ReduceSum"]
-    assert [3, 2, 12, 4] in sums
-    assert not [shape for shape in sums if shape and shape[-2:] == [12, 12]]
+    assert [3, 2, 12, 12] in sums
+    assert [3, 2, 12, 4] not in sums  # of the attention's output, which a low precision rounds
     # The factor of dropout goes into products of two matrices.
     scales = {v.name for v in model.graph.initializer if list(v.dims) == []}
     scaled = [n for n in model.graph.node if n.op_type == "Mul" and scales & {*n.input}]
