@@ -10,19 +10,21 @@ from campo_onnx.ir.memo import remembered
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ir.walk import Walk
 from campo_onnx.ops.key import op_keys
-from campo_onnx.ops.registry import having, spec
+from campo_onnx.ops.registry import Ops, having, spec
 from campo_onnx.ops.spec import PRODUCTS_AND_NORMS, Family
 from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.lists.oplists import OpClass, OpLists
 from campo_onnx.optimize.plan.reason import Reason
 
-_ELEMENTWISE = having(Trait.ADDS, Trait.SCALES, Trait.SIGN) | op_keys(
-    "Cast Clip Identity Max Min Pow Reciprocal Sign Sqrt Where"
-)
+_KEEPING_SIZE = (Trait.ADDS, Trait.SCALES, Trait.SIGN, Trait.SAME_SIZE)
+_ELEMENTWISE = Ops(
+    lambda registry: registry.of_family(Family.ELEMENTWISE) & registry.having(*_KEEPING_SIZE)
+) | op_keys("Cast Clip Identity Pow Reciprocal Sign Sqrt Where")
 _MOVES = having(Trait.MOVES)
 _SCATTERS = op_keys("ScatterElements ScatterND")
 _PICKS = having(Trait.PART) | op_keys("GatherElements GatherND") | _SCATTERS
-_CARRIERS = _ELEMENTWISE | having(Trait.MOVES, Trait.EXTREME) | op_keys("Concat Pad") | _PICKS
+_BODIES = Ops(lambda registry: registry.of_family(Family.CONTROL_FLOW))
+_CARRIERS = _ELEMENTWISE | having(Trait.MOVES, Trait.EXTREME) | op_keys("Concat Pad Trilu") | _PICKS | _BODIES
 BOUNDARY = op_keys("com.microsoft:YieldOp")
 """The operator by which a graph of ORTModule hands tensors to the framework and takes gradients."""
 
@@ -39,9 +41,10 @@ def weight_update(view: GraphView) -> frozenset[str]:
 
     A graph output is a new version of a graph input of its shape when the input reaches it through nodes
     that compute element by element, move elements, pick some, join some, put some in the place of others,
-    or take the largest: weights may be transposed, cut out of one long vector, or rows of a table. The
-    update is these nodes, and what computes elementwise from where the gradient leaves the network (a
-    MatMul, a reduction), with what moves a gradient after it was scaled.
+    or take the largest: weights may be transposed, cut out of one long vector, or rows of a table. A branch
+    or a loop hands on the tensors of its results' shapes: the new weights, or the old ones where a gradient
+    is not finite. The update is these nodes, and what computes elementwise from where the gradient leaves
+    the network (a MatMul, a reduction), with what moves a gradient after it was scaled.
     """
     return _updates(view).region
 
@@ -74,9 +77,10 @@ def _updates(view: GraphView) -> _Updates:
         if not bits or node.op not in _CARRIERS:
             continue
         region.add(node.name)
-        for tensor in _carried(node):
+        for tensor in _carried(node, view):
             wanted[tensor] = wanted.get(tensor, 0) | bits & _bits(reached, tensor)
-        own = () if node.op in _ELEMENTWISE else node.inputs  # rows put into place, parts that are joined
+        # Rows put into place, parts that are joined, and tensors that a branch chooses from.
+        own = () if node.op in _ELEMENTWISE else (*node.inputs, *node.captures)
         walk.add((tensor, view.shape(node.outputs[0])) for tensor in filter(None, node.inputs))
         walk.add((tensor, view.shape(tensor)) for tensor in filter(None, own))
     statistics = _computed_with(region, view)
@@ -114,7 +118,7 @@ def _reached(view: GraphView, inputs: Iterable[str]) -> Mapping[str, tuple[int, 
     """The inputs that come to each tensor, a bit for each; one number for each part of what is joined."""
     reached: dict[str, tuple[int, ...]] = {tensor: (1 << i,) for i, tensor in enumerate(inputs)}
     for node in view.nodes:
-        sources = [reached[t] for t in _carried(node) if t in reached] if node.op in _CARRIERS else []
+        sources = [reached[t] for t in _carried(node, view) if t in reached] if node.op in _CARRIERS else []
         if not sources:
             continue
         if node.op.label == "Concat":
@@ -136,8 +140,11 @@ def _either(bits: Iterable[int]) -> int:
     return functools.reduce(operator.or_, bits, 0)
 
 
-def _carried(node: OpNode) -> tuple[str, ...]:
+def _carried(node: OpNode, view: GraphView) -> tuple[str, ...]:
     """The inputs whose elements, or what is computed of them, a node gives; none that it adds up by index."""
+    if node.op in _BODIES:
+        shapes = {view.shape(t) for t in node.outputs if t}
+        return tuple(t for t in (*node.inputs, *node.captures) if t and view.shape(t) in shapes)
     if node.op in _SCATTERS and node.attributes.get("reduction", "none") in ("none", b"none"):
         return node.inputs[::2]
     return node.inputs[:1] if node.op in _PICKS else node.inputs

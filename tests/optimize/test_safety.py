@@ -289,13 +289,39 @@ def test_running_statistics_that_are_updated_together(read):
             [m] m = Max(r, one) [n] new = Div(wd, m)""",
             "d q t r m n",
         ),
+        # projected: no element is negative, small ones are zero, a mask below the diagonal
+        ("[n] u = Sub(w, g) [b] new = Relu(u)", "n b"),
+        ("[n] u = Sub(w, g) [b] new = Shrink<bias=0.1, lambd=0.1>(u)", "n b"),
+        ("[n] u = Sub(w, g) [b] new = Trilu<upper=0>(u)", "n b"),
+        # a mean of two weights
+        ("[n] u = Sub(w, g) [b] new = Mean(w, u)", "n b"),
+        # left out where a gradient is not finite
+        (
+            """[r] r = Mul(g, lr) [n] u = Sub(w, r) [i] new = If (ok) <
+            then_branch = step () => (float[8,6] a) { a = Identity(u) },
+            else_branch = skip () => (float[8,6] b) { b = Identity(w) }>""",
+            "r n i",
+        ),
+        (
+            """[r] r = Mul(g, lr) [i] new = If (ok) <
+            then_branch = step () => (float[8,6] a) { a = Sub(w, r) },
+            else_branch = skip () => (float[8,6] b) { b = Identity(w) }>""",
+            "r i",
+        ),
+        # in a loop
+        (
+            """[r] r = Mul(g, lr) [n] u = Sub(w, r) [l] new = Loop (count, ok, u) <
+            body = turn (int64 i, bool go, float[8,6] old) => (bool on, float[8,6] next) {
+            on = Identity(go) next = Sub(old, r) }>""",
+            "r n l",
+        ),
     ],
 )
-def test_an_update_of_weights_that_are_moved_or_measured(read, rule, nodes):
+def test_an_update_of_weights_that_are_moved_measured_or_chosen(read, rule, nodes):
     state = ", float[8,1] ns" if "ns =" in rule else ""
     text = f"""(float[8,4] xt, float[4,6] dy, float[8,6] w, float[8,1] s, float[1,6] gr, int64[1] id,
-        int64[1,1] at, float lr, float[6,4] yt, float[4,8] x) => (float[8,6] new{state})
-        <int64[1] axis = {{1}}, float one = {{1.0}}> {{
+        int64[1,1] at, float lr, float[6,4] yt, float[4,8] x, bool ok, int64 count)
+        => (float[8,6] new{state}) <int64[1] axis = {{1}}, float one = {{1.0}}> {{
         [grad] g = MatMul(xt, dy)
         {rule}
     }}"""

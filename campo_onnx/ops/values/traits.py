@@ -54,10 +54,10 @@ _BY_TRAIT: tuple[tuple[Trait, str], ...] = (
     (Trait.SIGN, "Abs Neg"),
     (
         Trait.SAME_SIZE,
-        """Add Concat Dropout Gather LeakyRelu Max MaxPool Min PRelu Relu ReduceMax ReduceMean ReduceMin Slice
-        Split Sub Sum Where""",
+        """Add Concat Dropout Gather LeakyRelu Max MaxPool Mean Min PRelu Relu ReduceMax ReduceMean ReduceMin
+        Shrink Slice Split Sub Sum ThresholdedRelu Where""",
     ),
-    (Trait.NO_LARGER, "GatherElements GatherND Log Mean ScatterElements ScatterND Sqrt"),
+    (Trait.NO_LARGER, "GatherElements GatherND Log ScatterElements ScatterND Sqrt"),
     (
         Trait.NORMALIZES,
         """BatchNormalization GroupNormalization InstanceNormalization LayerNormalization RMSNormalization

@@ -34,6 +34,7 @@ _OF_STATISTICS = (
     | having(Trait.ADDS, Trait.SCALES, Trait.PART)
     | op_keys("Clip Exp GatherElements GatherND Log Max Min Pow Reciprocal Relu Softplus Sqrt")
 )
+_EXTREMES = having(Trait.EXTREME)
 _LOOK_FOR_OVERFLOW = op_keys("IsInf IsNaN")
 _GIVE_NAN = op_keys("Div Sub")  # of two infinities
 _STEEP_AT_ONE = op_keys("Acos Acosh Asin Atanh")
@@ -142,7 +143,8 @@ class _Close:
                 self._residuals.add(node.outputs[0])
             elif is_sum(node, values) and not self._residuals.isdisjoint(varying):
                 need = need if self._has_one_sign(node) else EXACT
-        is_followed = summed_input(node, view) is not None or self._functions.are_placed(node)
+        is_followed = summed_input(node, view) is not None or node.op in _EXTREMES
+        is_followed = is_followed or self._functions.are_placed(node)
         if varying and self._of_data.issuperset(varying) and is_followed:
             self._of_data.update(filter(view.is_float32, node.outputs))
         return need
@@ -245,11 +247,12 @@ class _Close:
         view = self._view
         if node.op in _ORDERS and varying and self._of_data.issuperset(varying):
             return True
+        if node.op in SCALES and len(varying) == 2 and self._of_data.issuperset(varying):
+            producers = (view.producer.get(view.origin(t, MOVES)) for t in varying)
+            if any(one is not None and one.op in SUMS_OF_FEW for one in producers):
+                return True  # (x - mean) * rstd, whether the batch or an input tells the mean
         if node.op.label == "Div" and node.inputs[1] in varying:
             return not self._raw.isdisjoint(varying)
-        if node.op.label == "Mul" and len(varying) == 2 and self._of_data.issuperset(varying):
-            producers = (view.producer.get(view.origin(t, MOVES)) for t in self._raw.intersection(varying))
-            return any(one is not None and one.op in SUMS_OF_FEW for one in producers)  # (x - mean) * rstd
         if self._signs.is_difference(node) and len(varying) == 2 and self._of_data.issuperset(varying):
             return True
         if not varying or not self._raw.issuperset(varying):
