@@ -94,11 +94,17 @@ class Reference:
 
     @cached_property
     def _base_of(self) -> Mapping[str, str]:
-        """The input that an output is a new version of: the closest one."""
+        """The input that an output is a new version of: the closest one, if a step changes less than all of it.
+
+        The gradient of a loss that has the weights' squares in it is computed of weights, too, and is none.
+        """
         bases = {}
         for output, names in self.earlier.items():
-            distance = {n: _size(self.outputs[output].astype(np.float64) - self.feeds[n]) for n in names}
-            bases[output] = min(distance, key=lambda name: distance[name])
+            value = self.outputs[output].astype(np.float64)
+            distance = {n: _size(value - self.feeds[n]) for n in names}
+            closest = min(distance, key=lambda name: distance[name])
+            if distance[closest] < _size(value):
+                bases[output] = closest
         return bases
 
     @cached_property

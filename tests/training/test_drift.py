@@ -1,11 +1,15 @@
 """Errors of a mixed step are held against what matters, and against what FP32 itself knows."""
 
+from dataclasses import replace
+
 import numpy as np
 import onnx.parser
 import pytest
 
 from campo_onnx.emulation.drift import FEWER_BITS, MOST_IN_FP16, Reference
+from campo_onnx.ir.importer import import_model
 from campo_onnx.ops.precision import Precision
+from campo_onnx.optimize.safety import earlier_versions
 from campo_onnx.runtime.registry import machine
 
 CPU = machine("cpu")
@@ -47,6 +51,20 @@ def test_a_new_weight_is_held_against_its_change():
     fp32 = reference(UPDATE, feeds, earlier)
     actual = {**fp32.outputs, "new_w": feeds["w"]}  # the whole update is lost
     assert fp32.drift_of(actual)["new_w"] == pytest.approx(1.0, rel=0.01)
+
+
+PENALIZED = """(float[4,8] w, float[4,8] g) => (float[4,8] gradient) <float decay = {0.02}>
+               { of_penalty = Mul(w, decay) gradient = Add(g, of_penalty) }"""
+
+
+def test_a_gradient_with_a_share_of_its_weight_is_held_against_itself():
+    feeds = {"w": X, "g": 1e-2 * X[::-1].copy()}
+    fp32 = reference(PENALIZED, feeds)
+    earlier = earlier_versions(import_model(fp32.model).view)
+    assert earlier == {"gradient": ("g", "w")}
+    fp32 = replace(fp32, earlier={"gradient": ("w",)})
+    half = {"gradient": fp32.outputs["gradient"] / 2}
+    assert fp32.drift_of(half)["gradient"] == pytest.approx(0.5)
 
 
 NOISE = """(float[4,8] x, float[4,8] z) => (float[4,8] gradient, float[4,8] noise)
