@@ -94,7 +94,7 @@ class Reference:
 
     @cached_property
     def _base_of(self) -> Mapping[str, str]:
-        """The input that an output is a new version of: the closest one, if a step changes less than all of it.
+        """The input that an output is a new version of: the closest one, if a step does not change all of it.
 
         The gradient of a loss that has the weights' squares in it is computed of weights, too, and is none.
         """

@@ -16,10 +16,9 @@ from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.lists.oplists import OpClass, OpLists
 from campo_onnx.optimize.plan.reason import Reason
 
-_KEEPING_SIZE = (Trait.ADDS, Trait.SCALES, Trait.SIGN, Trait.SAME_SIZE)
-_ELEMENTWISE = Ops(
-    lambda registry: registry.of_family(Family.ELEMENTWISE) & registry.having(*_KEEPING_SIZE)
-) | op_keys("Cast Clip Identity Pow Reciprocal Sign Sqrt Where")
+_ELEMENTWISE = having(Trait.ADDS, Trait.SCALES, Trait.SIGN) | op_keys(
+    "Cast Clip Identity Max Mean Min Pow Reciprocal Shrink Sign Sqrt Where"
+)  # Not rectifiers: activations that come in and go out in one shape are no weights.
 _MOVES = having(Trait.MOVES)
 _SCATTERS = op_keys("ScatterElements ScatterND")
 _PICKS = having(Trait.PART) | op_keys("GatherElements GatherND") | _SCATTERS

@@ -289,8 +289,7 @@ def test_running_statistics_that_are_updated_together(read):
             [m] m = Max(r, one) [n] new = Div(wd, m)""",
             "d q t r m n",
         ),
-        # projected: no element is negative, small ones are zero, a mask below the diagonal
-        ("[n] u = Sub(w, g) [b] new = Relu(u)", "n b"),
+        # projected: small elements are zero, a mask below the diagonal
         ("[n] u = Sub(w, g) [b] new = Shrink<bias=0.1, lambd=0.1>(u)", "n b"),
         ("[n] u = Sub(w, g) [b] new = Trilu<upper=0>(u)", "n b"),
         # a mean of two weights
