@@ -5,7 +5,6 @@ from itertools import permutations, product
 from typing import NamedTuple
 
 from campo_onnx.ir.view import OpNode
-from campo_onnx.ir.walk import Walk
 from campo_onnx.ops.key import op_keys
 from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.sum_ops import (
@@ -65,7 +64,7 @@ class Expansions:
         self._rows: set[str] = set()  # what is the same all along a row: sums, and what is computed of them
         self._summed: dict[str, str] = {}  # by its sum
         self._shares: set[str] = set()  # what is divided by its sum
-        self._logarithms: set[str] = set()  # of shares, and of the sums that are taken off for them
+        self._logarithms: set[str] = set()  # of shares, and of the sums that normalize them
         self._origins: dict[str, str] = {}
         self._names: dict[str, str] = {}  # of products of matrices, by what they multiply
         self._multiplied: dict[str, tuple[frozenset[str], frozenset[str]]] = {}  # by that name
@@ -147,18 +146,18 @@ class Expansions:
 
     def are_shares(self, tensor: str) -> bool:
         """Whether the elements of each row of a tensor add up to one."""
-        return tensor in self._shares or bool(self.giving_shares(tensor))
+        return tensor in self._shares or self.is_normalized(tensor)
 
-    def giving_shares(self, tensor: str) -> tuple[OpNode, ...]:
-        """The nodes that compute shares: a softmax, or the exponential of its logarithm."""
+    def is_normalized(self, tensor: str) -> bool:
+        """Whether a tensor comes from a softmax, or is the exponential of the logarithm of shares."""
         producer = self._view.producer.get(tensor)
-        if producer is None or producer.op.label != "Exp":
-            return (producer,) if producer is not None and producer.op in SHARES else ()
-        behind, nodes = Walk(t for t in producer.inputs if t in self._logarithms), []
-        for tensor in behind:
-            nodes.append(self._view.producer[tensor])
-            behind.add(t for t in nodes[-1].inputs if t in self._logarithms or t in self._rows)
-        return (producer, *nodes) if nodes else ()
+        return producer is not None and (
+            producer.op in SHARES or (producer.op.label == "Exp" and producer.inputs[0] in self._logarithms)
+        )
+
+    def is_logarithm(self, tensor: str) -> bool:
+        """Whether a tensor is the logarithm of shares, or of the sum that normalizes them."""
+        return tensor in self._logarithms
 
     def multiplies_shares(self, tensor: str) -> bool:
         """Whether a tensor is a product, element by element, with shares."""
@@ -170,13 +169,7 @@ class Expansions:
         varying = [t for t in origins if not self._values.is_constant(t) and not self._is_number(t)]
         if node.op in _DIVIDES and (divided := self._summed.get(origins[-1])):
             self._shares.add(divided)
-        is_moved = node.op in MOVES_AND_SIGNS or node.op in SUMS_OF_FEW
-        is_logarithm = node.op.label == "Log" and origins[0] in self._summed
-        if (
-            node.op in _LOGARITHMS
-            or is_logarithm
-            or (is_moved and not self._logarithms.isdisjoint(node.inputs))
-        ):
+        if self._gives_logarithm(node, origins):
             self._logarithms.add(output)
         if summed := self._sum(node):
             self._addends[output] = summed
@@ -190,6 +183,12 @@ class Expansions:
             axes = [*range(rank)][int(node.attributes.get("axis", -1)) :]
             self._addends[node.outputs[1]] = self._total((node.inputs[0],), axes)
             self._rows.add(node.outputs[1])
+
+    def _gives_logarithm(self, node: OpNode, origins: list[str]) -> bool:
+        """Whether a node takes the logarithm of a sum, or moves one or adds to it."""
+        if node.op in MOVES_AND_SIGNS or node.op in SUMS_OF_FEW:
+            return not self._logarithms.isdisjoint(node.inputs)
+        return node.op in _LOGARITHMS or (node.op.label == "Log" and origins[0] in self._summed)
 
     def _sum(self, node: OpNode) -> Addends:
         """A sum over many values, also by a product with ones, or of the products of two rows."""

@@ -148,8 +148,17 @@ class _Search:
             producer = self._view.producer.get(tensor)
             if producer is None:
                 continue
-            if giving := self._expansions.giving_shares(tensor):
-                yield from (node.name for node in giving)
+            if self._expansions.is_normalized(tensor):
+                yield producer.name
+                walk.add(filter(self._expansions.is_logarithm, producer.inputs))
+                continue
+            if self._expansions.is_logarithm(tensor):
+                yield producer.name
+                walk.add(
+                    t
+                    for t in producer.inputs
+                    if self._expansions.is_logarithm(t) or self._expansions.is_row(t)
+                )
                 continue
             if producer.op in CONTRACTIONS:  # the attention's output, and the shares that it is made of
                 walk.add(t for t in producer.inputs if self._expansions.multiplies_shares(t))

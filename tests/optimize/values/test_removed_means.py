@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from campo_onnx.emulation.numerics import relative_l2
+from campo_onnx.ir.walk import Walk
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.plan.reason import Reason
 from tests.optimize.formulas import RANDOM, Case, assert_as_in_fp32, f32, i64, normal
@@ -292,3 +293,29 @@ def test_the_names_of_products_do_not_grow():
     """Each of these would be twice as long as the one before."""
     body = " ".join(f"h{i + 1} = MatMul(h{i}, h{i})" for i in range(64))
     assert not exact(Case(body, {}, {"h0": normal(4, 4)}, "float[4,4] h64"))
+
+
+def test_logarithms_of_shares_are_walked_once(monkeypatch):
+    """Each of these begins where the one before ends."""
+    visits = 0
+    visited = Walk.__iter__
+
+    def counted(walk):
+        nonlocal visits
+        for one in visited(walk):
+            visits += 1
+            yield one
+
+    monkeypatch.setattr(Walk, "__iter__", counted)
+    per_step = []
+    for steps in (20, 80):
+        visits = 0
+        body = " ".join(
+            f"""l{i} = ReduceLogSumExp(h{i}, ax) h{i + 1} = Sub(h{i}, l{i}) p{i} = Exp(h{i + 1})
+            q{i} = Mul(p{i}, g) s{i} = ReduceSum(q{i}, ax) u{i} = Mul(p{i}, s{i}) y{i} = Sub(q{i}, u{i})"""
+            for i in range(steps)
+        )
+        case = Case(body, {"ax": i64(1)}, {"h0": normal(4, 4), "g": normal(4, 4)}, f"float[4,4] y{steps - 1}")
+        assert exact(case)
+        per_step.append(visits / steps)
+    assert per_step[1] < 1.5 * per_step[0]
