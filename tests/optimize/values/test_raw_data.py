@@ -1,0 +1,26 @@
+"""Data in units of its own is computed with as it comes in: nothing has rounded it yet."""
+
+import numpy as np
+import pytest
+
+from campo_onnx.ops.precision import Precision
+from tests.optimize.formulas import RANDOM, Case, assert_as_in_fp32, f32, i64, normal
+
+DEVIATION = """m = ReduceMean<keepdims = 1>(x, axis) d = Sub(x, m) q = Mul(d, d)
+    v = ReduceMean<keepdims = 1>(q, axis) s = Sqrt(v)"""
+STANDARDIZED = {
+    "a quotient": f"{DEVIATION} z = Div(d, s)",
+    "a product": f"{DEVIATION} r = Reciprocal(s) z = Mul(d, r)",
+    "the least and the most": """l = ReduceMin<keepdims = 1>(x, axis) m = ReduceMax<keepdims = 1>(x, axis)
+        d = Sub(x, l) s = Sub(m, l) z = Div(d, s)""",
+}
+COUNTS = f32(np.exp(21 * RANDOM.random((64, 64))))  # up to a billion
+
+
+@pytest.mark.parametrize("low", [Precision.FP16, Precision.BF16])
+@pytest.mark.parametrize("strategy", ["optimal", "fine-grained"])
+@pytest.mark.parametrize("name", STANDARDIZED)
+def test_counts_are_standardized_by_their_own_batch(name, strategy, low):
+    body = f"{STANDARDIZED[name]} y = MatMul(z, w)"
+    case = Case(body, {"axis": i64(0)}, {"x": COUNTS, "w": normal(64, 64, size=1 / 8)})
+    assert_as_in_fp32(case, strategy, low)
