@@ -67,7 +67,7 @@ class Evaluation:
         return self.work / "graphs" / f"{model}-{variant}.onnx"
 
     def output(self, peer: str, model: str, variant: str) -> Path:
-        """Where the graph lies that a peer converted."""
+        """Path of the graph that a peer converted."""
         return self.work / "converted" / f"{peer}-{model}-{variant}.onnx"
 
     def members(self, model: str, labels: tuple[str, ...]) -> list[Candidate]:
@@ -211,8 +211,8 @@ def with_published(data: dict[str, Any], page: Path) -> dict[str, Any]:
     measured = {
         provider: {"of": provenance["versions"]} | facts for provider, facts in published["measured"].items()
     }
-    kept = {"peers_of": provenance} | {key: published[key] for key in published if key.startswith("peer")}
-    return data | {"measured": measured | data["measured"]} | ({} if data["peers"] else kept)
+    peers = {"peers_of": provenance} | {key: published[key] for key in published if key.startswith("peer")}
+    return data | {"measured": measured | data["measured"]} | ({} if data["peers"] else peers)
 
 
 def main() -> int:

@@ -113,9 +113,9 @@ def main() -> None:
     published = json.loads((RESULTS / "traffic.json").read_text(encoding="utf-8"))
     by_model = {row["model"]: row for row in published["rows"]}
     for name in options.models:
-        kept = by_model.get(name, {}).get("before")
+        previous = by_model.get(name, {}).get("before")
         by_model[name] = row_of(name)
-        by_model[name]["before"] = kept if options.before is None else before(name, options.before)
+        by_model[name]["before"] = previous if options.before is None else before(name, options.before)
         print(name, flush=True)
     rows = [by_model[name] for name in ZOO if name in by_model]
     facts = {"made": provenance(), "device": target(DEVICES[0]).hardware.title, "before": BEFORE}

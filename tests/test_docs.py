@@ -246,7 +246,7 @@ def test_commands_of_ours_parse(command):
     name, *arguments = command.words[1:]
     if name.startswith("-"):
         return
-    assert name in by_name, f"there is no command {name}"
+    assert name in by_name, f"no command is called {name}"
     options = {text for param in by_name[name].params for text in (*param.opts, *param.secondary_opts)}
     for word in arguments:
         if word.startswith("-"):

@@ -89,7 +89,7 @@ FURTHER = ("kept", "asked")  # in the program alone
 
 
 def bound(tree: ast.AST) -> set[str]:
-    """Variables, parameters, and functions within functions; fields of classes are no variables."""
+    """Names of variables, parameters and inner functions. Fields of classes do not count."""
     nodes = [*ast.walk(tree)]
     classes = (node for node in nodes if isinstance(node, ast.ClassDef))
     fields = {s.target for c in classes for s in c.body if isinstance(s, ast.AnnAssign)}

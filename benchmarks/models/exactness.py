@@ -147,9 +147,9 @@ def _compared(
         start = {f"param.{n}": p.detach().numpy().copy() for n, p in case.module.named_parameters()}
         exact, single = (framework.train(case, is_exact) for is_exact in (True, False))
         trained = train(case)
-        kept = {n: g for n, g in trained.gradients.items() if n in exact.gradients or g.any()}
+        gradients = {n: g for n, g in trained.gradients.items() if n in exact.gradients or g.any()}
         own.append(_errors(single, exact, start))
-        errors.append(_errors(replace(trained, gradients=kept), exact, start))
+        errors.append(_errors(replace(trained, gradients=gradients), exact, start))
     return _held_against(_by_name(errors), _by_name(own))
 
 

@@ -18,7 +18,7 @@ from campo_onnx.optimize.plan.reason import Reason
 
 _ELEMENTWISE = having(Trait.ADDS, Trait.SCALES, Trait.SIGN) | op_keys(
     "Cast Clip Identity Max Mean Min Pow Reciprocal Shrink Sign Sqrt Where"
-)  # Not rectifiers: activations that come in and go out in one shape are no weights.
+)  # No rectifiers: an activation that enters and leaves a graph in the same shape is not a weight.
 _MOVES = having(Trait.MOVES)
 _SCATTERS = op_keys("ScatterElements ScatterND")
 _PICKS = having(Trait.PART) | op_keys("GatherElements GatherND") | _SCATTERS

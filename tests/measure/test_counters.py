@@ -50,7 +50,7 @@ def test_read_in_batches_kept_and_looked_up() -> None:
     counters = counters_of(signatures, timer, read)
     assert batches == [40, 5]
     assert counters.refusal == ""
-    assert counters.by_key[signatures[2].key] == {READ: 2.0}  # the time is no counter
+    assert counters.by_key[signatures[2].key] == {READ: 2.0}  # time is not a counter
     assert {s.key for s in signatures} - set(counters.by_key) == {
         signatures[1].key,
         signatures[41].key,

@@ -160,10 +160,10 @@ def test_listed_positions_hold_fp32_in_real_graphs(path: Path, dims_of) -> None:
 
 
 def test_what_operators_ask_of_their_inputs_and_which_draw() -> None:
-    asked = {operator.key.label: dict(operator.asks) for operator in SPECS if operator.asks}
-    assert asked["Div"] == {1: Ask.POSITIVE}
-    assert asked["RoiAlign"] == {2: Ask.INDEX_ALONG_AXIS}
-    assert asked["com.microsoft:GatherGrad"] == {1: Ask.INDEX_OF_SHAPE}
-    assert {ask for asks in asked.values() for ask in asks.values()} == set(Ask)
+    asks_of = {operator.key.label: dict(operator.asks) for operator in SPECS if operator.asks}
+    assert asks_of["Div"] == {1: Ask.POSITIVE}
+    assert asks_of["RoiAlign"] == {2: Ask.INDEX_ALONG_AXIS}
+    assert asks_of["com.microsoft:GatherGrad"] == {1: Ask.INDEX_OF_SHAPE}
+    assert {ask for asks in asks_of.values() for ask in asks.values()} == set(Ask)
     drawing = {operator.key.label for operator in SPECS if operator.draws}
     assert drawing > {key.label for key in REGISTRY.of_family(Family.RANDOM)} | {"Dropout"}
