@@ -20,17 +20,17 @@ demo: $(VENV)/.installed
 
 # Before each commit: lint, types, and the tests that are quick one by one, about two minutes of CPU time on all cores.
 check: lint $(VENV)/.installed-test
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile -m "$(QUICK)"
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist worksteal -m "$(QUICK)"
 
-# One process a core; files stay whole, so that what a file's tests share is made once. Byte code is kept: each
-# process would compile all tests anew.
+# One process a core, each with a stretch of the files, so that what a file's tests share is made once; who is done
+# first takes from the end of another's. Byte code is kept: each process would compile all tests anew.
 test: $(VENV)/.installed-test
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist worksteal
 
 # A report, not a limit: what no test of `make test` runs is listed in coverage_out.
 coverage: $(VENV)/.installed-test
 	$(BIN)/python -m pip install --quiet "pytest-cov>=6"
-	$(BIN)/python -m pytest -n auto --dist loadfile --cov=campo_onnx --cov=cli --cov-branch \
+	$(BIN)/python -m pytest -n auto --dist worksteal --cov=campo_onnx --cov=cli --cov-branch \
 	    --cov-report=html:coverage_out --cov-report=term:skip-covered
 
 # Wheel and sdist, built, checked and tried in fresh environments, under every Python 3.11 to 3.14 that is here.
@@ -68,7 +68,7 @@ fuzz: $(VENV)/.installed-test
 # The exporters' tests, against torch and JAX on the CPU. Torch is pinned: its exporter changes with
 # every release, and the newest from an index brings gigabytes of CUDA libraries.
 test-frameworks: $(FRAMEWORKS_VENV)/.installed
-	$(FRAMEWORKS_VENV)/bin/python -m pytest -n auto --dist loadfile tests/export tests/random_networks tests/torch_compile tests/runtime/openvino \
+	$(FRAMEWORKS_VENV)/bin/python -m pytest -n auto --dist worksteal tests/export tests/random_networks tests/torch_compile tests/runtime/openvino \
 	    tests/test_doctests.py tests/test_docs.py tests/test_examples.py
 
 # The paper's six models at full size, as training steps (benchmarks/zoo).
@@ -103,7 +103,7 @@ measured: $(FRAMEWORKS_VENV)/.installed
 # your own: CAMPO_GRAPHS=FOLDER make test-cuda-dry.
 test-cuda-dry: $(VENV)/.installed-test
 	stubs=$$($(BIN)/python tests/cuda/stubs/build.py) && PATH="$$stubs/bin:$$PATH" LD_LIBRARY_PATH="$$stubs" \
-	    $(BIN)/python -m pytest -n auto --dist loadfile tests/cuda
+	    $(BIN)/python -m pytest -n auto --dist worksteal tests/cuda
 
 # A Ray cluster of two workers on this machine, some of them killed.
 test-cluster: $(CLUSTER_VENV)/.installed
@@ -112,7 +112,7 @@ test-cluster: $(CLUSTER_VENV)/.installed
 # ORTModule lives in an environment of its own: onnxruntime-training replaces onnxruntime. Its C++
 # extension takes half a minute and any C++ compiler; the models that need it skip without.
 test-ortmodule: $(ORT_VENV)/.installed
-	$(ORT_BIN)/python -m pytest -n auto --dist loadfile tests/integrations
+	$(ORT_BIN)/python -m pytest -n auto --dist worksteal tests/integrations
 
 lint: types
 	$(LINT_VENV)/bin/ruff check .
