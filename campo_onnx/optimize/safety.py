@@ -2,7 +2,7 @@
 
 import functools
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
@@ -23,6 +23,8 @@ _MOVES = having(Trait.MOVES)
 _SCATTERS = op_keys("ScatterElements ScatterND")
 _PICKS = having(Trait.PART) | op_keys("GatherElements GatherND") | _SCATTERS
 _BODIES = Ops(lambda registry: registry.of_family(Family.CONTROL_FLOW))
+_MIXES = having(Trait.SUM, Trait.CONTRACTION) | op_keys("Conv")
+_MULTIPLIES = having(Trait.SCALES) | _MIXES
 _CARRIERS = _ELEMENTWISE | having(Trait.MOVES, Trait.EXTREME) | op_keys("Concat Pad Trilu") | _PICKS | _BODIES
 BOUNDARY = op_keys("com.microsoft:YieldOp")
 """The operator by which a graph of ORTModule hands tensors to the framework and takes gradients."""
@@ -40,10 +42,12 @@ def weight_update(view: GraphView) -> frozenset[str]:
 
     A graph output is a new version of a graph input of its shape when the input reaches it through nodes
     that compute element by element, move elements, pick some, join some, put some in the place of others,
-    or take the largest: weights may be transposed, cut out of one long vector, or rows of a table. A branch
-    or a loop hands on the tensors of its results' shapes: the new weights, or the old ones where a gradient
-    is not finite. The update is these nodes, and what computes elementwise from where the gradient leaves
-    the network (a MatMul, a reduction), with what moves a gradient after it was scaled.
+    or take the largest: weights may be transposed, cut out of one long vector, or rows of a table. Several
+    that are joined may be added up, with a factor for each (an average of weights). A branch or a loop hands
+    on the tensors of its results' shapes: the new weights, or the old ones where a gradient is not finite.
+    The update is these nodes, what computes the few factors that they multiply weights by, and what computes
+    elementwise from where the gradient leaves the network (a MatMul, a reduction), with what moves a gradient
+    after it was scaled.
     """
     return _updates(view).region
 
@@ -73,16 +77,17 @@ def _updates(view: GraphView) -> _Updates:
     walk = Walk[tuple[str, tuple[int, ...] | None]](())
     for node in reversed(view.nodes):
         bits = _either(wanted.get(t, 0) for t in node.outputs)
-        if not bits or node.op not in _CARRIERS:
+        carried = _carried(node, view, reached) if bits else ()
+        if not carried:
             continue
         region.add(node.name)
-        for tensor in _carried(node, view):
+        for tensor in carried:
             wanted[tensor] = wanted.get(tensor, 0) | bits & _bits(reached, tensor)
         # Rows put into place, parts that are joined, and tensors that a branch chooses from.
         own = () if node.op in _ELEMENTWISE else (*node.inputs, *node.captures)
         walk.add((tensor, view.shape(node.outputs[0])) for tensor in filter(None, node.inputs))
         walk.add((tensor, view.shape(tensor)) for tensor in filter(None, own))
-    statistics = _computed_with(region, view)
+    others = _computed_with(region, view) | _factors(region, wanted, view)
     for tensor, shape in walk:
         origin = view.origin(tensor, _MOVES)  # a gradient that is moved after it was scaled
         computed, sizes = view.producer.get(origin), {view.tensors[t].elements for t in (origin, tensor)}
@@ -95,7 +100,7 @@ def _updates(view: GraphView) -> _Updates:
         while tensor != origin:
             region.add(view.producer[tensor].name)
             tensor = view.producer[tensor].inputs[0]
-    return _Updates(earlier=earlier, region=frozenset(region | statistics))
+    return _Updates(earlier=earlier, region=frozenset(region | others))
 
 
 def _computed_with(region: AbstractSet[str], view: GraphView) -> frozenset[str]:
@@ -113,14 +118,36 @@ def _computed_with(region: AbstractSet[str], view: GraphView) -> frozenset[str]:
     return frozenset(statistics)
 
 
+def _factors(region: AbstractSet[str], carried: Mapping[str, int], view: GraphView) -> frozenset[str]:
+    """Nodes that compute factors, smaller than weights, by which a region multiplies what it carries."""
+    products = (view.node[name] for name in region if view.node[name].op in _MULTIPLIES)
+    walk = Walk(
+        (t, view.tensors[node.outputs[0]].elements or 0)
+        for node in products
+        for t in node.inputs
+        if t and not carried.get(t)
+    )
+    nodes: set[str] = set()
+    for tensor, size in walk:
+        node = view.producer.get(tensor)
+        is_small = (view.tensors[tensor].elements or size) < size
+        if node is not None and is_small and spec(node.op).family not in PRODUCTS_AND_NORMS:
+            nodes.add(node.name)
+            walk.add((t, size) for t in node.inputs if t)
+    return frozenset(nodes)
+
+
 def _reached(view: GraphView, inputs: Iterable[str]) -> Mapping[str, tuple[int, ...]]:
     """The inputs that come to each tensor, a bit for each; one number for each part of what is joined."""
     reached: dict[str, tuple[int, ...]] = {tensor: (1 << i,) for i, tensor in enumerate(inputs)}
     for node in view.nodes:
-        sources = [reached[t] for t in _carried(node, view) if t in reached] if node.op in _CARRIERS else []
+        sources = [reached[t] for t in _carried(node, view, reached) if t in reached]
         if not sources:
             continue
-        if node.op.label == "Concat":
+        parts: tuple[int, ...]
+        if node.op not in _CARRIERS:
+            parts = (_either(map(_either, sources)),)
+        elif node.op.label == "Concat":
             parts = tuple(_bits(reached, t) for t in node.inputs)
         else:
             most = max(map(len, sources))
@@ -131,6 +158,19 @@ def _reached(view: GraphView, inputs: Iterable[str]) -> Mapping[str, tuple[int, 
     return reached
 
 
+def _added_up(node: OpNode, view: GraphView, reached: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
+    """The inputs of a node that joined several tensors of its result's size, which it adds up.
+
+    A product of matrices has one coefficient for each.
+    """
+    size = view.tensors[node.outputs[0]].elements
+    for tensor in node.inputs[:2]:
+        count = len(reached.get(tensor, ()))
+        factors = {view.tensors[t].elements for t in node.inputs if t != tensor and view.is_float32(t)}
+        if size and count > 1 and view.tensors[tensor].elements == count * size and factors <= {count}:
+            yield tensor
+
+
 def _bits(reached: Mapping[str, tuple[int, ...]], tensor: str) -> int:
     return _either(reached.get(tensor, ()))
 
@@ -139,8 +179,10 @@ def _either(bits: Iterable[int]) -> int:
     return functools.reduce(operator.or_, bits, 0)
 
 
-def _carried(node: OpNode, view: GraphView) -> tuple[str, ...]:
+def _carried(node: OpNode, view: GraphView, reached: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
     """The inputs whose elements, or what is computed of them, a node gives; none that it adds up by index."""
+    if node.op not in _CARRIERS:
+        return tuple(_added_up(node, view, reached)) if node.op in _MIXES else ()
     if node.op in _BODIES:
         shapes = {view.shape(t) for t in node.outputs if t}
         return tuple(t for t in (*node.inputs, *node.captures) if t and view.shape(t) in shapes)

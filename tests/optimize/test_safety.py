@@ -294,6 +294,19 @@ def test_running_statistics_that_are_updated_together(read):
         ("[n] u = Sub(w, g) [b] new = Trilu<upper=0>(u)", "n b"),
         # a mean of two weights
         ("[n] u = Sub(w, g) [b] new = Mean(w, u)", "n b"),
+        # an average of weights that are joined first, by constant and by computed shares
+        (
+            """[n] u = Sub(w, g) [a] ru = Unsqueeze(u, axis) [b] rw = Unsqueeze(w, axis)
+            [j] both = Concat<axis=1>(ru, rw) [m] m = Mul(both, shares)
+            [s] new = ReduceSum<keepdims=0>(m, axis)""",
+            "n a b j m s",
+        ),
+        (
+            """[n] u = Sub(w, g) [a] ru = Unsqueeze(u, axis) [b] rw = Unsqueeze(w, axis)
+            [j] both = Concat<axis=1>(ru, rw) [c] c = Concat<axis=0>(decay, decay) [p] p = Softmax(c)
+            [e] new = Einsum<equation="k,ikj->ij">(p, both)""",
+            "n a b j c p e",
+        ),
         # left out where a gradient is not finite
         (
             """[r] r = Mul(g, lr) [n] u = Sub(w, r) [i] new = If (ok) <
@@ -319,12 +332,28 @@ def test_running_statistics_that_are_updated_together(read):
 def test_an_update_of_weights_that_are_moved_measured_or_chosen(read, rule, nodes):
     state = ", float[8,1] ns" if "ns =" in rule else ""
     text = f"""(float[8,4] xt, float[4,6] dy, float[8,6] w, float[8,1] s, float[1,6] gr, int64[1] id,
-        int64[1,1] at, float lr, float[6,4] yt, float[4,8] x, bool ok, int64 count)
-        => (float[8,6] new{state}) <int64[1] axis = {{1}}, float one = {{1.0}}> {{
+        int64[1,1] at, float lr, float[6,4] yt, float[4,8] x, bool ok, int64 count, float[1] decay)
+        => (float[8,6] new{state})
+        <int64[1] axis = {{1}}, float one = {{1.0}}, float[1,2,1] shares = {{0.001, 0.999}}> {{
         [grad] g = MatMul(xt, dy)
         {rule}
     }}"""
     assert update_of(read, text) == set(nodes.split())
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "[c] c = Concat<axis=1>(x, h) [p] y = MatMul(c, u) [n] new = Tanh(y)",
+        """[a] a = Add(x, b) [s] s = Sub(h, b) [c] c = Concat<axis=0>(a, s)
+        [p] new = ReduceSum<keepdims=0>(c, axis)""",
+    ],
+)
+def test_what_is_joined_and_multiplied_or_summed_over_a_batch_is_no_average_of_weights(read, step):
+    shape = "[4,6]" if "MatMul" in step else "[6]"
+    text = f"""(float[4,6] x, float[4,6] h, float[12,6] u, float[6] b) => (float{shape} new)
+              <int64[1] axis = {{0}}> {{ {step} }}"""
+    assert update_of(read, text) == set()
 
 
 def test_a_gradient_that_a_scatter_adds_up_is_no_update(read):
