@@ -7,7 +7,7 @@ from onnx import TensorProto
 from campo_onnx.ir.view import OpNode
 from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.registry import current, having
-from campo_onnx.ops.spec import PRODUCTS_AND_NORMS
+from campo_onnx.ops.spec import PRODUCTS_AND_NORMS, Family
 from campo_onnx.ops.values.need import EXACT, Need, Needs, have_one_sign
 from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.values.functions import Functions, Signs
@@ -24,6 +24,7 @@ from campo_onnx.optimize.values.sum_ops import (
     SUMS_OF_FEW,
     SUMS_OF_SQUARES,
     is_sum,
+    leading_to_sums,
     summed_input,
 )
 from campo_onnx.optimize.values.sums import Accumulated
@@ -96,6 +97,8 @@ class _Close:
         self._inputs = self._raw.union(self._view.data_inputs)
         self._weights = self._view.trained_inputs
         self._of_data = set(self._raw)
+        self._deviations: set[str] = set()  # of data, in units of its own, and gradients times these
+        self._to_sums = leading_to_sums(values)
         self._of_loss = _beside_loss(values)
         self._forms = LinearForms(values)
         self._forward = {node.name for node in values.forward_nodes}
@@ -116,7 +119,8 @@ class _Close:
         meets = self._functions.meet(node)
         is_variance = meets and self._functions.are_sums(varying)  # in a backward pass, too: computed again
         is_slope = self._is_slope_of_loss(node, varying)
-        need = EXACT if cancels or is_variance or is_slope or self._is_of_data(node, varying) else None
+        is_of_data = self._is_of_data(node, varying) or self._is_of_deviations(node, varying)
+        need = EXACT if cancels or is_variance or is_slope or is_of_data else None
         if node.name in self._forward:
             self.gradients.add_forward(node)
         if node.name in self._forward and varying:
@@ -245,15 +249,17 @@ class _Close:
     def _is_of_data(self, node: OpNode, varying: list[str]) -> bool:
         """Whether a node subtracts, bends or compares only data that nothing has rounded yet."""
         view = self._view
-        if node.op in _ORDERS and varying and self._of_data.issuperset(varying):
-            return True
+        if self._is_order_or_norm(node) and varying and self._of_data.issuperset(varying[:1]):
+            return True  # the scale and the bias of a normalization may be trained
         if node.op in SCALES and len(varying) == 2 and self._of_data.issuperset(varying):
             producers = (view.producer.get(view.origin(t, MOVES)) for t in varying)
-            if any(one is not None and one.op in SUMS_OF_FEW for one in producers):
-                return True  # (x - mean) * rstd, whether the batch or an input tells the mean
+            is_far = any(one is not None and one.op in SUMS_OF_FEW for one in producers)
+            if is_far or not self._statistics.isdisjoint(varying):
+                return True  # (x - mean) * rstd, whether the batch or an input tells the mean; x * (1 / norm)
         if node.op.label == "Div" and node.inputs[1] in varying:
             return not self._raw.isdisjoint(varying)
         if self._signs.is_difference(node) and len(varying) == 2 and self._of_data.issuperset(varying):
+            self._deviations.add(node.outputs[0])
             return True
         if not varying or not self._raw.issuperset(varying):
             return False
@@ -266,6 +272,22 @@ class _Close:
         if node.op.label == "Cast":
             return view.tensors[node.outputs[0]].dtype in _INTEGERS
         return self._specs.spec(node.op).asks_accuracy is not None
+
+    def _is_order_or_norm(self, node: OpNode) -> bool:
+        return node.op in _ORDERS or self._specs.spec(node.op).family is Family.NORMALIZATION
+
+    def _is_of_deviations(self, node: OpNode, varying: list[str]) -> bool:
+        """Whether a node multiplies gradients by deviations of data, sums the products or scales the sum.
+
+        The gradient of a scale that standardized data is multiplied by is in the units of the data until it
+        is multiplied by 1 / deviation.
+        """
+        if node.name in self._forward or self._deviations.isdisjoint(varying):
+            return False
+        is_summed = is_sum(node, self._values)
+        if is_summed or (node.op in SCALED and not self._to_sums.isdisjoint(node.outputs)):
+            self._deviations.update(node.outputs)
+        return is_summed or node.op in SCALED
 
 
 def _beside_loss(values: GraphValues) -> set[str]:

@@ -13,6 +13,10 @@ STANDARDIZED = {
     "a product": f"{DEVIATION} r = Reciprocal(s) z = Mul(d, r)",
     "the least and the most": """l = ReduceMin<keepdims = 1>(x, axis) m = ReduceMax<keepdims = 1>(x, axis)
         d = Sub(x, l) s = Sub(m, l) z = Div(d, s)""",
+    "a root of squares": """q = Mul(x, x) v = ReduceMean<keepdims = 1>(q, last) s = Sqrt(v) r = Reciprocal(s)
+        z = Mul(x, r)""",
+    "a layer normalization": "z = LayerNormalization(x, g, b)",
+    "a batch normalization": f"{DEVIATION} f = Reshape(v, all) z = BatchNormalization(d, g, b, none, f)",
 }
 COUNTS = f32(np.exp(21 * RANDOM.random((64, 64))))  # up to a billion
 
@@ -22,5 +26,8 @@ COUNTS = f32(np.exp(21 * RANDOM.random((64, 64))))  # up to a billion
 @pytest.mark.parametrize("name", STANDARDIZED)
 def test_counts_are_standardized_by_their_own_batch(name, strategy, low):
     body = f"{STANDARDIZED[name]} y = MatMul(z, w)"
-    case = Case(body, {"axis": i64(0)}, {"x": COUNTS, "w": normal(64, 64, size=1 / 8)})
+    constants = {"axis": i64(0), "last": i64(1), "all": i64(-1), "none": f32(np.zeros(64))}
+    affine = {"g": normal(64), "b": normal(64)} if "(x, g" in body or "g, b" in body else {}
+    constants = {name: value for name, value in constants.items() if name in body}
+    case = Case(body, constants, {"x": COUNTS, "w": normal(64, 64, size=1 / 8), **affine})
     assert_as_in_fp32(case, strategy, low)
