@@ -18,7 +18,8 @@ from campo_onnx.optimize.plan.reason import Reason
 
 _ELEMENTWISE = having(Trait.ADDS, Trait.SCALES, Trait.SIGN) | op_keys(
     "Cast Clip Identity Max Mean Min Pow Reciprocal Shrink Sign Sqrt Where"
-)  # No rectifiers: an activation that enters and leaves a graph in the same shape is not a weight.
+)
+_RECTIFIERS = op_keys("LeakyRelu PRelu Relu ThresholdedRelu")
 _MOVES = having(Trait.MOVES)
 _SCATTERS = op_keys("ScatterElements ScatterND")
 _PICKS = having(Trait.PART) | op_keys("GatherElements GatherND") | _SCATTERS
@@ -145,7 +146,7 @@ def _reached(view: GraphView, inputs: Iterable[str]) -> Mapping[str, tuple[int, 
         if not sources:
             continue
         parts: tuple[int, ...]
-        if node.op not in _CARRIERS:
+        if node.op in _MIXES:
             parts = (_either(map(_either, sources)),)
         elif node.op.label == "Concat":
             parts = tuple(_bits(reached, t) for t in node.inputs)
@@ -171,6 +172,16 @@ def _added_up(node: OpNode, view: GraphView, reached: Mapping[str, tuple[int, ..
             yield tensor
 
 
+@remembered
+def _projections(view: GraphView) -> frozenset[str]:
+    """Rectifiers of a training step that neither its loss nor any other number depends on: of new weights.
+
+    An activation that enters and leaves a graph in the same shape is not a weight.
+    """
+    numbers = view.upstream(t for t in view.outputs if view.is_float32(t) and view.tensors[t].elements == 1)
+    return frozenset(n.name for n in view.nodes if n.op in _RECTIFIERS) - numbers if numbers else numbers
+
+
 def _bits(reached: Mapping[str, tuple[int, ...]], tensor: str) -> int:
     return _either(reached.get(tensor, ()))
 
@@ -181,6 +192,8 @@ def _either(bits: Iterable[int]) -> int:
 
 def _carried(node: OpNode, view: GraphView, reached: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
     """The inputs whose elements, or what is computed of them, a node gives; none that it adds up by index."""
+    if node.op in _RECTIFIERS:
+        return node.inputs[:1] if node.name in _projections(view) else ()
     if node.op not in _CARRIERS:
         return tuple(_added_up(node, view, reached)) if node.op in _MIXES else ()
     if node.op in _BODIES:

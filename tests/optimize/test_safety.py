@@ -356,6 +356,20 @@ def test_what_is_joined_and_multiplied_or_summed_over_a_batch_is_no_average_of_w
     assert update_of(read, text) == set()
 
 
+@pytest.mark.parametrize("rectifier", ["Relu", "LeakyRelu<alpha=0.1>", "ThresholdedRelu<alpha=0.0>"])
+def test_a_rectifier_projects_new_weights_and_activates_a_network(read, rectifier):
+    step = f"""(float[4,6] x, float[6,6] w, float[4,6] h, float[6,6] g) => (float loss, float[4,6] hn,
+              float[6,6] new) {{
+        [p] y = MatMul(x, w) [a] z = Add(h, y) [r] hn = {rectifier}(z) [l] loss = ReduceMean<keepdims=0>(hn)
+        [s] u = Sub(w, g) [b] new = {rectifier}(u)
+    }}"""
+    assert update_of(read, step) == {"s", "b"}
+    assert (
+        update_of(read, step.replace("float loss, ", "").replace("[l] loss = ReduceMean<keepdims=0>(hn)", ""))
+        == set()
+    )
+
+
 def test_a_gradient_that_a_scatter_adds_up_is_no_update(read):
     text = """(float[4,6] dy, float[8,6] w, int64[4] id, int64[4,1] at) => (float[8,6] gw)
               <int64[2] shape = {8, 6}> {
