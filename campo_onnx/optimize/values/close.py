@@ -249,8 +249,9 @@ class _Close:
     def _is_of_data(self, node: OpNode, varying: list[str]) -> bool:
         """Whether a node subtracts, bends or compares only data that nothing has rounded yet."""
         view = self._view
-        if self._is_order_or_norm(node) and varying and self._of_data.issuperset(varying[:1]):
-            return True  # the scale and the bias of a normalization may be trained
+        if node.op in _ORDERS or self._specs.spec(node.op).family is Family.NORMALIZATION:
+            # A gradient comes before the data that was normalized.
+            return node.inputs[int(node.op.op_type.endswith("Grad"))] in self._of_data
         if node.op in SCALES and len(varying) == 2 and self._of_data.issuperset(varying):
             producers = (view.producer.get(view.origin(t, MOVES)) for t in varying)
             is_far = any(one is not None and one.op in SUMS_OF_FEW for one in producers)
@@ -272,9 +273,6 @@ class _Close:
         if node.op.label == "Cast":
             return view.tensors[node.outputs[0]].dtype in _INTEGERS
         return self._specs.spec(node.op).asks_accuracy is not None
-
-    def _is_order_or_norm(self, node: OpNode) -> bool:
-        return node.op in _ORDERS or self._specs.spec(node.op).family is Family.NORMALIZATION
 
     def _is_of_deviations(self, node: OpNode, varying: list[str]) -> bool:
         """Whether a node multiplies gradients by deviations of data, sums the products or scales the sum.

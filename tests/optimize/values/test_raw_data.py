@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from campo_onnx.ops.precision import Precision
+from campo_onnx.optimize.plan.reason import Reason
 from tests.optimize.formulas import RANDOM, Case, assert_as_in_fp32, f32, i64, normal
+from tests.optimize.small_steps import model_of, reasons
 
 DEVIATION = """m = ReduceMean<keepdims = 1>(x, axis) d = Sub(x, m) q = Mul(d, d)
     v = ReduceMean<keepdims = 1>(q, axis) s = Sqrt(v)"""
@@ -31,3 +33,16 @@ def test_counts_are_standardized_by_their_own_batch(name, strategy, low):
     constants = {name: value for name, value in constants.items() if name in body}
     case = Case(body, constants, {"x": COUNTS, "w": normal(64, 64, size=1 / 8), **affine})
     assert_as_in_fp32(case, strategy, low)
+
+
+def test_the_gradient_of_a_normalization_reads_data_as_it_comes_in():
+    body = """[n] z, m, r = LayerNormalization(DATA, g, b) [p] y = MatMul(z, w)
+        [l] loss = ReduceMean<keepdims = 0>(y)
+        [q] dz = MatMul(y, v) [d] dx, dg, db = com.microsoft.LayerNormalizationGrad(dz, DATA, g, m, r)"""
+    inputs = "float[32,64] x, float[64] g, float[64] b, float[64,64] w, float[64,64] v"
+    outputs = "float loss, float[64] dg, float[64] db"
+    of_data = reasons(model_of(body.replace("DATA", "x"), inputs=inputs, outputs=outputs))
+    body = "[a] h = MatMul(x, w) " + body.replace("DATA", "h")
+    of_activations = reasons(model_of(body, inputs=inputs, outputs=outputs))
+    assert of_data["n"] is of_data["d"] is Reason.ACCURACY
+    assert Reason.ACCURACY not in (of_activations["n"], of_activations["d"])
