@@ -19,6 +19,7 @@ from campo_onnx.optimize.values.walk import leading_to
 _NEED_EXACT = having(Trait.EXACT)
 ANGLES = op_keys("Cos Sin Tan")
 _SCALES = MOVES | having(Trait.ADDS, Trait.SCALES, Trait.PART) | op_keys("Concat Neg")
+_CHOOSES = op_keys("GatherElements GatherND TopK Where")
 _COUNTS_ON = MOVES | SCALES | op_keys("Add CumSum Sub")
 _KEEPING_OFFSETS = MOVES | op_keys("Add Concat Max Min Mul ReduceMax Slice Where")
 _FEW_LEVELS = 4.0
@@ -82,7 +83,7 @@ def exact_integers(values: GraphValues) -> frozenset[str]:
 
 
 def raw_inputs(values: GraphValues) -> frozenset[str]:
-    """Inputs that are not trained, moved, scaled and computed with each other.
+    """Inputs that are not trained, moved, scaled, picked by an index and computed with each other.
 
     They may be positions, lengths or labels as floats, prices, coordinates.
     """
@@ -90,8 +91,9 @@ def raw_inputs(values: GraphValues) -> frozenset[str]:
     data = view.data_inputs if values.scaling.forward else filter(view.is_float32, view.inputs)
     raw = {t for t in data if not values.range(t).is_bounded}
     for node in view.nodes if raw else ():
-        if node.op in _SCALES and _are_in(node.inputs, raw, values):
-            raw.update(filter(None, node.outputs))
+        inputs = [t for t in node.inputs if t in raw or view.is_float32(t)]  # not an index of another type
+        if node.op in _SCALES | _CHOOSES and not raw.isdisjoint(inputs) and _are_in(inputs, raw, values):
+            raw.update(filter(None, node.outputs[:1] if node.op in _CHOOSES else node.outputs))
     return frozenset(raw)
 
 

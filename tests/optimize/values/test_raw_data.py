@@ -20,6 +20,13 @@ STANDARDIZED = {
     "a layer normalization": "z = LayerNormalization(x, g, b)",
     "a batch normalization": f"{DEVIATION} f = Reshape(v, all) z = BatchNormalization(d, g, b, none, f)",
 }
+PICKED = {
+    "rows": "c = Gather(centers, rows) d = Sub(x, c)",
+    "elements": "c = GatherElements(x, places) d = Sub(x, c)",
+    "a median": """t, i = TopK<axis = 0>(x, number) c = Slice(t, at, after, axis) d = Sub(x, c)""",
+    "one of two": "c = GatherElements(x, places) m = Where(even, c, x) d = Sub(x, m)",
+}
+NEAR = f32(30_000 + 50 * RANDOM.standard_normal((64, 64)))
 COUNTS = f32(np.exp(21 * RANDOM.random((64, 64))))  # up to a billion
 
 
@@ -33,6 +40,24 @@ def test_counts_are_standardized_by_their_own_batch(name, strategy, low):
     constants = {name: value for name, value in constants.items() if name in body}
     case = Case(body, constants, {"x": COUNTS, "w": normal(64, 64, size=1 / 8), **affine})
     assert_as_in_fp32(case, strategy, low)
+
+
+@pytest.mark.parametrize("low", [Precision.FP16, Precision.BF16])
+@pytest.mark.parametrize("name", PICKED)
+def test_data_that_an_index_picks_is_as_close_to_other_data_as_it_was(name, low):
+    body = f"{PICKED[name]} z = Div(d, spread) y = MatMul(z, w)"
+    constants = {
+        "spread": f32(50.0),
+        "number": i64(64),
+        "at": i64(31),
+        "after": i64(32),
+        "axis": i64(0),
+        "even": np.arange(64) % 2 == 0,
+    }
+    rows, places = RANDOM.integers(0, 64, 64), RANDOM.integers(0, 64, (64, 64))
+    others = {"centers": NEAR[:16], "rows": rows % 16, "places": places}
+    feeds = {"x": NEAR, "w": normal(64, 64, size=1 / 8), **{k: v for k, v in others.items() if k in body}}
+    assert_as_in_fp32(Case(body, constants, feeds), "fine-grained", low)
 
 
 def test_the_gradient_of_a_normalization_reads_data_as_it_comes_in():
