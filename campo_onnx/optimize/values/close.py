@@ -149,7 +149,7 @@ class _Close:
                 need = need if self._has_one_sign(node) else EXACT
         is_followed = summed_input(node, view) is not None or node.op in _EXTREMES
         is_followed = is_followed or self._functions.are_placed(node)
-        if varying and self._of_data.issuperset(varying) and is_followed:
+        if self._are_of_data(varying) and is_followed:
             self._of_data.update(filter(view.is_float32, node.outputs))
         return need
 
@@ -252,14 +252,14 @@ class _Close:
         if node.op in _ORDERS or self._specs.spec(node.op).family is Family.NORMALIZATION:
             # A gradient comes before the data that was normalized.
             return node.inputs[int(node.op.op_type.endswith("Grad"))] in self._of_data
-        if node.op in SCALES and len(varying) == 2 and self._of_data.issuperset(varying):
+        if node.op in SCALES and len(varying) == 2 and self._are_of_data(varying):
             producers = (view.producer.get(view.origin(t, MOVES)) for t in varying)
             is_far = any(one is not None and one.op in SUMS_OF_FEW for one in producers)
             if is_far or not self._statistics.isdisjoint(varying):
                 return True  # (x - mean) * rstd, whether the batch or an input tells the mean; x * (1 / norm)
         if node.op.label == "Div" and node.inputs[1] in varying:
             return not self._raw.isdisjoint(varying)
-        if self._signs.is_difference(node) and len(varying) == 2 and self._of_data.issuperset(varying):
+        if self._signs.is_difference(node) and len(varying) == 2 and self._are_of_data(varying):
             self._deviations.add(node.outputs[0])
             return True
         if not varying or not self._raw.issuperset(varying):
@@ -273,6 +273,11 @@ class _Close:
         if node.op.label == "Cast":
             return view.tensors[node.outputs[0]].dtype in _INTEGERS
         return self._specs.spec(node.op).asks_accuracy is not None
+
+    def _are_of_data(self, tensors: list[str]) -> bool:
+        """Whether tensors are data, or computed of data and of counts and masks alone."""
+        others = [t for t in tensors if t not in self._of_data]
+        return len(others) < len(tensors) and all(self._values.range(t).from_integers for t in others)
 
     def _is_of_deviations(self, node: OpNode, varying: list[str]) -> bool:
         """Whether a node multiplies gradients by deviations of data, sums the products or scales the sum.

@@ -5,7 +5,7 @@ import pytest
 
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.plan.reason import Reason
-from tests.optimize.formulas import RANDOM, Case, assert_as_in_fp32, f32, i64, normal
+from tests.optimize.formulas import Case, assert_as_in_fp32, f32, i64, normal
 from tests.optimize.small_steps import model_of, reasons
 
 DEVIATION = """m = ReduceMean<keepdims = 1>(x, axis) d = Sub(x, m) q = Mul(d, d)
@@ -25,10 +25,13 @@ PICKED = {
     "elements": "c = GatherElements(x, places) d = Sub(x, c)",
     "a median": """t, i = TopK<axis = 0>(x, number) c = Slice(t, at, after, axis) d = Sub(x, c)""",
     "one of two": "c = GatherElements(x, places) m = Where(even, c, x) d = Sub(x, m)",
+    "the mean of what is not missing": """n = IsNaN(x) k = Not(n) p = Cast<to = 1>(k)
+        h = ReduceSum<keepdims = 1>(p, axis) f = Where(n, none, x) s = ReduceSum<keepdims = 1>(f, axis)
+        m = Div(s, h) c = Where(n, m, x) d = Sub(c, m)""",
 }
 OWN = np.random.default_rng(1)  # other files of tests draw what they drew
 NEAR = f32(30_000 + 50 * OWN.standard_normal((64, 64)))
-COUNTS = f32(np.exp(21 * RANDOM.random((64, 64))))  # up to a billion
+COUNTS = f32(np.exp(21 * OWN.random((64, 64))))  # up to a billion
 
 
 @pytest.mark.parametrize("low", [Precision.FP16, Precision.BF16])
@@ -54,10 +57,12 @@ def test_data_that_an_index_picks_is_as_close_to_other_data_as_it_was(name, low)
         "after": i64(32),
         "axis": i64(0),
         "even": np.arange(64) % 2 == 0,
+        "none": f32(0.0),
     }
     rows, places = OWN.integers(0, 64, 64), OWN.integers(0, 64, (64, 64))
     others = {"centers": NEAR[:16], "rows": rows % 16, "places": places}
-    feeds = {"x": NEAR, "w": normal(64, 64, size=1 / 8), **{k: v for k, v in others.items() if k in body}}
+    x = np.where(places > 48, f32(np.nan), NEAR) if "IsNaN" in body else NEAR
+    feeds = {"x": x, "w": normal(64, 64, size=1 / 8), **{k: v for k, v in others.items() if k in body}}
     assert_as_in_fp32(Case(body, constants, feeds), "fine-grained", low)
 
 
