@@ -251,7 +251,8 @@ class _Close:
         view = self._view
         if node.op in _ORDERS or self._specs.spec(node.op).family is Family.NORMALIZATION:
             # A gradient comes before the data that was normalized.
-            return node.inputs[int(node.op.op_type.endswith("Grad"))] in self._of_data
+            is_backward = node.op.op_type.endswith("Grad")
+            return not self._of_data.isdisjoint(node.inputs[1:2] if is_backward else node.inputs[:1])
         if node.op in SCALES and len(varying) == 2 and self._are_of_data(varying):
             producers = (view.producer.get(view.origin(t, MOVES)) for t in varying)
             is_far = any(one is not None and one.op in SUMS_OF_FEW for one in producers)
