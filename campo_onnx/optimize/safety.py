@@ -1,6 +1,7 @@
 """Nodes that stay FP32 whatever the lists and the costs say: the loss and the weight update."""
 
 import functools
+import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
@@ -120,22 +121,27 @@ def _computed_with(region: AbstractSet[str], view: GraphView) -> frozenset[str]:
 
 
 def _factors(region: AbstractSet[str], carried: Mapping[str, int], view: GraphView) -> frozenset[str]:
-    """Nodes that compute factors, smaller than weights, by which a region multiplies what it carries."""
+    """Nodes that compute, of no more numbers than they give, factors that a region multiplies weights by."""
     products = (view.node[name] for name in region if view.node[name].op in _MULTIPLIES)
     walk = Walk(
-        (t, view.tensors[node.outputs[0]].elements or 0)
+        (t, _size(t, view))
         for node in products
         for t in node.inputs
-        if t and not carried.get(t)
+        if t and not carried.get(t) and _size(t, view) < _size(node.outputs[0], view)
     )
     nodes: set[str] = set()
-    for tensor, size in walk:
+    for tensor, most in walk:
         node = view.producer.get(tensor)
-        is_small = (view.tensors[tensor].elements or size) < size
-        if node is not None and is_small and spec(node.op).family not in PRODUCTS_AND_NORMS:
+        if node is not None and all(_size(t, view) <= most for t in node.inputs if t):
             nodes.add(node.name)
-            walk.add((t, size) for t in node.inputs if t)
+            walk.add((t, most) for t in node.inputs if t)
     return frozenset(nodes)
+
+
+def _size(tensor: str, view: GraphView) -> float:
+    """Elements of a tensor; one whose shape nothing tells counts as large."""
+    elements = view.tensors[tensor].elements
+    return math.inf if elements is None else elements
 
 
 def _reached(view: GraphView, inputs: Iterable[str]) -> Mapping[str, tuple[int, ...]]:

@@ -356,6 +356,17 @@ def test_what_is_joined_and_multiplied_or_summed_over_a_batch_is_no_average_of_w
     assert update_of(read, text) == set()
 
 
+def test_a_factor_computed_of_gradients_leaves_the_network_outside(read):
+    """Gradients that are small beside the weights: their norm, and the network they come from."""
+    text = """(float[8,4] xt, float[4,64] dy, float[8,64] w, float[4,2] a, float[2,4] b, float lr)
+        => (float[8,64] new) {
+        [grad] g = MatMul(xt, dy) [small] h = MatMul(b, a) [act] k = Relu(h) [square] q = Mul(k, k)
+        [norm] n = ReduceSum<keepdims=0>(q) [root] s = Sqrt(n) [rate] r = Div(lr, s)
+        [decay] u = Mul(w, r) [step] new = Sub(u, g)
+    }"""
+    assert update_of(read, text) == {"decay", "step", "rate", "root"}
+
+
 @pytest.mark.parametrize("rectifier", ["Relu", "LeakyRelu<alpha=0.1>", "ThresholdedRelu<alpha=0.0>"])
 def test_a_rectifier_projects_new_weights_and_activates_a_network(read, rectifier):
     step = f"""(float[4,6] x, float[6,6] w, float[4,6] h, float[6,6] g) => (float loss, float[4,6] hn,
