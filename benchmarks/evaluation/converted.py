@@ -18,7 +18,8 @@ from campo_onnx.ir.shapes import infer
 from campo_onnx.ir.view import FLOAT
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
-from campo_onnx.optimize.safety import loss, weight_update
+from campo_onnx.optimize.safety import loss
+from campo_onnx.optimize.updates import weight_update
 from campo_onnx.runtime.api import LoadSettings
 from campo_onnx.runtime.registry import load, machine
 

@@ -13,7 +13,8 @@ from campo_onnx.ops.work import HOST_ONLY, WorkKind
 from campo_onnx.optimize.lists.oplists import OpLists
 from campo_onnx.optimize.lists.patterns.findings import Finding
 from campo_onnx.optimize.problem import Problem
-from campo_onnx.optimize.safety import loss, weight_update
+from campo_onnx.optimize.safety import loss
+from campo_onnx.optimize.updates import weight_update
 
 FORWARD, BACKWARD = "forward", "backward"
 PRODUCT, LOSS, SOFTMAX, LAYOUT = "product", "loss", "softmax", "layout"

@@ -6,8 +6,8 @@ that pays, and a check of what stays in FP32 shows nothing.
     python -m benchmarks.models.at_real_size [--only STEP,...] [--limit-s S]
 
 Planned and checked by the command line, as in benchmarks/checks.py, both by public figures of the device: a
-check knows no calibration. Runs until it says that all is done;
-killed, it goes on with the model where it was. Writes results/models_at_real_size.json and .md.
+check knows no calibration. Runs until it says that all is done; killed, it goes on with the model where it
+was. Writes results/models_at_real_size.json and .md.
 """
 
 import tempfile

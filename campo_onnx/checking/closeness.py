@@ -19,7 +19,7 @@ from campo_onnx.errors import ModelError, UnsupportedModelError, UsageError
 from campo_onnx.ops.facts import work_of
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.work import WorkKind
-from campo_onnx.optimize.safety import earlier_versions
+from campo_onnx.optimize.updates import earlier_versions
 from campo_onnx.optimize.values.loss_scale import gradient_outputs, loss_scaling, low_gradients
 from campo_onnx.runtime.chunked_run import run_in_pieces
 from campo_onnx.runtime.feeds import Feeds, read_feeds

@@ -23,7 +23,7 @@ from campo_onnx.emulation.initial_weights import (
 )
 from campo_onnx.emulation.scale_search import LOSS_SCALE
 from campo_onnx.ir.view import GraphView
-from campo_onnx.optimize.safety import earlier_versions
+from campo_onnx.optimize.updates import earlier_versions
 from campo_onnx.optimize.values.loss_scale import gradient_outputs, loss_scaling
 from campo_onnx.optimize.values.ranges import DeclaredRange
 from campo_onnx.runtime.feeds import Feeds, synthesize

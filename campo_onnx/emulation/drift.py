@@ -15,7 +15,7 @@ from onnx import TensorProto, numpy_helper
 from campo_onnx.emulation.numerics import difference, emulate, seeded
 from campo_onnx.ir.importer import Imported
 from campo_onnx.ops.precision import Precision
-from campo_onnx.optimize.safety import earlier_versions
+from campo_onnx.optimize.updates import earlier_versions
 from campo_onnx.runtime.chunked_run import run_in_pieces
 from campo_onnx.runtime.machine import CPU, Machine
 from campo_onnx.runtime.registry import machine

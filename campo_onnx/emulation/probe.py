@@ -24,7 +24,7 @@ from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.lists.oplists import OpClass
 from campo_onnx.optimize.plan.reason import Verdict
 from campo_onnx.optimize.problem import Problem
-from campo_onnx.optimize.safety import earlier_versions
+from campo_onnx.optimize.updates import earlier_versions
 from campo_onnx.optimize.values.loss_scale import gradient_outputs, loss_scaling, low_gradients
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import Optimized, apply, decide

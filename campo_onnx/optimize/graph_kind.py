@@ -13,7 +13,8 @@ from campo_onnx.ops.precision import is_low_dtype
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.signature import Shape
 from campo_onnx.ops.spec import Family
-from campo_onnx.optimize.safety import BOUNDARY, earlier_versions
+from campo_onnx.optimize.safety import BOUNDARY
+from campo_onnx.optimize.updates import earlier_versions
 from campo_onnx.optimize.values.loss_scale import loss_scaling
 
 _PRODUCTS = frozenset({Family.MATRIX_PRODUCT, Family.CONVOLUTION, Family.RECURRENT, Family.ATTENTION})

@@ -33,10 +33,11 @@ from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.plan.reason import Reason, Verdict
 from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.optimize.problem import Problem
-from campo_onnx.optimize.safety import protected, weight_update
+from campo_onnx.optimize.safety import protected
 from campo_onnx.optimize.strategies.listed import all_fp32, fp32
 from campo_onnx.optimize.strategies.optimal import lower_bound_us
 from campo_onnx.optimize.traffic import Traffic, planned_traffic, traffic
+from campo_onnx.optimize.updates import weight_update
 from campo_onnx.optimize.values.loss_scale import loss_scaling, low_gradients
 from campo_onnx.planning.options import Options
 from campo_onnx.runtime.api import Support

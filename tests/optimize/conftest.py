@@ -26,8 +26,9 @@ from campo_onnx.optimize.plan.assemble import make_plan
 from campo_onnx.optimize.plan.reason import Reason, Verdict
 from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.optimize.problem import Problem
-from campo_onnx.optimize.safety import protected, weight_update
+from campo_onnx.optimize.safety import protected
 from campo_onnx.optimize.strategies import STRATEGIES
+from campo_onnx.optimize.updates import weight_update
 from campo_onnx.targets.cast_model import CastModel
 from campo_onnx.targets.target import target
 

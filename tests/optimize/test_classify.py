@@ -7,8 +7,8 @@ from campo_onnx.optimize.lists.oplists import OpClass, preset
 from campo_onnx.optimize.lists.patterns.bias_gradient import bias_gradient
 from campo_onnx.optimize.lists.patterns.findings import Finding, Findings
 from campo_onnx.optimize.plan.reason import Reason
-from campo_onnx.optimize.safety import weight_update
 from campo_onnx.optimize.strategies.optimal import optimal
+from campo_onnx.optimize.updates import weight_update
 
 SOFTMAX = """(float[4,8] x) => (float[4,8] y) <int64[1] axis = {1}> {
     [max] m = ReduceMax(x, axis)

@@ -9,7 +9,7 @@ import pytest
 from campo_onnx.emulation.drift import FEWER_BITS, MOST_IN_FP16, Reference
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ops.precision import Precision
-from campo_onnx.optimize.safety import earlier_versions
+from campo_onnx.optimize.updates import earlier_versions
 from campo_onnx.runtime.registry import machine
 
 CPU = machine("cpu")

@@ -39,7 +39,7 @@ class Classification:
 def classify(view: GraphView, lists: OpLists, update: frozenset[str]) -> Classification:
     """Classify every node of a graph.
 
-    `update`: nodes of the weight update (:func:`campo_onnx.optimize.safety.weight_update`).
+    `update`: nodes of the weight update (:func:`campo_onnx.optimize.updates.weight_update`).
     """
     by_op = {op: NodeClass(op_class=lists.class_of(op)) for op in {node.op for node in view.nodes}}
     classes = {node.name: by_op[node.op] for node in view.nodes}

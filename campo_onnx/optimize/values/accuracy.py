@@ -17,7 +17,7 @@ from campo_onnx.ops.spec import PRODUCTS_AND_NORMS, OpSpec
 from campo_onnx.ops.values.need import NOTHING, Need, Needs
 from campo_onnx.ops.values.range import ValueRange
 from campo_onnx.optimize.plan.reason import Reason, Verdict
-from campo_onnx.optimize.safety import earlier_versions
+from campo_onnx.optimize.updates import earlier_versions
 from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.positions import ANGLES, largest_exact
 from campo_onnx.optimize.values.sum_ops import MOVES, MOVES_AND_PARTS, SCALES, SUMS_OF_FEW

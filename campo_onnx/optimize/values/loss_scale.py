@@ -9,7 +9,8 @@ from campo_onnx.ir.walk import Walk
 from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.registry import having
 from campo_onnx.ops.values.traits import Trait
-from campo_onnx.optimize.safety import BOUNDARY, loss_output, weight_update
+from campo_onnx.optimize.safety import BOUNDARY, loss_output
+from campo_onnx.optimize.updates import weight_update
 from campo_onnx.optimize.values.walk import Labels
 
 _ON_THE_WAY_OUT = having(Trait.ADDS, Trait.SCALES, Trait.SIGN) | op_keys(

@@ -3,7 +3,7 @@ import pytest
 from campo_onnx.optimize.lists.oplists import OpClass
 from campo_onnx.optimize.lists.patterns.bias_gradient import bias_gradient
 from campo_onnx.optimize.passes import taint
-from campo_onnx.optimize.safety import weight_update
+from campo_onnx.optimize.updates import weight_update
 
 
 def classes_of(read, text):
