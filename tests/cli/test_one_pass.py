@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from campo_onnx.costs.estimated import estimate
 from campo_onnx.errors import UsageError
 from campo_onnx.ir.importer import import_model
-from campo_onnx.optimize import safety
+from campo_onnx.optimize import updates
 from campo_onnx.optimize.casts import existing_versions
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.values import ranges
@@ -62,7 +62,7 @@ def run(calls: Calls, *words: str) -> Any:
 
 def test_each_stage_is_gone_through_once(batch: Path) -> None:
     calls = Calls(
-        *(import_model, problem_of, safety._updates, existing_versions, estimate, decide),
+        *(import_model, problem_of, updates._updates, existing_versions, estimate, decide),
         ranges._value_ranges,
     )
     words = ("--device", "a100", "--inputs", str(batch), "--precision", "auto", "--safety", "data")
