@@ -129,4 +129,6 @@ def test_every_case_stays_valid_and_right(cases, strategy, low):
         if outcome.startswith("refused") and not any(words in outcome for words in EXPECTED_REFUSALS):
             broken[name] = outcome
     assert not broken, "\n".join(f"{name}: {why}" for name, why in broken.items())
-    assert outcomes["ok"] > (200 if strategy == "optimal" else 500)
+    # What reads a graph's inputs stays FP32 where data in units of its own would break it: of a few
+    # nodes alone, that is often all of them (normalizations, a softmax written out).
+    assert outcomes["ok"] > (200 if strategy == "optimal" else 400), outcomes
