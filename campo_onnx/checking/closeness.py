@@ -252,4 +252,5 @@ def _batches(context: CheckContext) -> list[Batch]:
         defaults = context.fp32.defaults
         return [Batch(path.name, read_feeds(path, view, defaults)) for path in context.policy.inputs]
     products = [n.name for n in view.nodes if work_of(view.signature(n.name)).kind is WorkKind.GEMM]
-    return list(draw_batches(view, products, context.ranges))
+    # Only a trial tells whether low products bear a doubtful input.
+    return [batch for batch in draw_batches(view, products, context.ranges) if not batch.doubtful]

@@ -33,6 +33,7 @@ _TAIL = 8.0  # standard deviations that a value of real data may be off
 _PIXELS = 700.0  # coordinates, times, counts: what is not multiplied by weights may be this large
 _NEAR = (0.0, 1e-5, -1e-5, 2.0**-12, -(2.0**-12), 2.0**-9, -(2.0**-9), 0.03, -0.03)
 _LARGEST_CONSTANT = 1e4
+_OCTAVES = 30.0  # counts, prices and seconds since 1970 reach to 2^30
 _APART = 0.01
 _VIEWS_APART = 0.02  # two views of an example, or what a student and its teacher say of it
 _LAYER_SCALE = 1e-6  # as ConvNeXt and CaiT begin
@@ -44,6 +45,8 @@ class Batch(NamedTuple):
 
     title: str
     feeds: Mapping[str, NDArray[Any]]
+    # Inputs that may hold such values only if low products bear them; else they hold those of the first batch.
+    doubtful: tuple[str, ...] = ()
 
 
 def draw_batches(
@@ -57,8 +60,8 @@ def draw_batches(
 
     They hold ordinary values; rows that are empty, repeated and extreme; values next to the constants they
     meet; inputs that are views of the same data; factors of branches as small as networks begin with; large
-    coordinates; smooth rows and small offsets, whose differences are small. A batch that would be like the
-    ones before is left out.
+    coordinates; smooth rows and small offsets, whose differences are small; and data in units of its own, up
+    to billions. A batch that would be like the ones before is left out.
 
     `products`: nodes that multiply by weights: an input that reaches none of them may hold large values.
     `nodes`: draw values for what these nodes read; None draws them for every input.
@@ -112,6 +115,8 @@ def draw_batches(
         small = {name: base[name] * np.float32(_APART) for name in _repeated(free, base)}
         if small:
             yield Batch("small offsets", {**base, **small})
+    if products and (counts := _in_own_units(view, base, within, trained)):
+        yield Batch("data in units of its own", {**base, **counts}, doubtful=tuple(counts))
 
 
 def part_of(view: GraphView, nodes: Collection[str]) -> GraphView:
@@ -132,19 +137,43 @@ def _data(
     A batch may be as long as a layer: where more inputs have a shape than are trained, first operands are
     data.
     """
+    return [name for name in _not_weights(view, base, trained) if _has_any_sign(name, base[name], within)]
+
+
+def _not_weights(view: GraphView, base: Feeds, trained: Mapping[tuple[int, ...] | None, int]) -> list[str]:
     inputs = Counter(view.shape(t) for t in view.inputs)
     more = {shape for shape, count in trained.items() if inputs[shape] > count}
     return [
         name
         for name, value in base.items()
-        if _has_any_sign(name, value, within)
-        and (value.shape not in trained or (value.shape in more and 0 in operand_positions(name, view)))
+        if (value.shape not in trained or (value.shape in more and 0 in operand_positions(name, view)))
         and not is_weight(name, view)
     ]
 
 
 def _has_any_sign(name: str, value: NDArray[Any], within: Mapping[str, object]) -> bool:
-    return value.dtype.kind == "f" and value.size > 1 and name not in within and bool(value.min() < 0)
+    return _varies(name, value, within) and bool(value.min() < 0)
+
+
+def _varies(name: str, value: NDArray[Any], within: Mapping[str, object]) -> bool:
+    return value.dtype.kind == "f" and value.size > 1 and name not in within and bool(value.min() < value.max())
+
+
+def _in_own_units(
+    view: GraphView,
+    base: Feeds,
+    within: Mapping[str, object],
+    trained: Mapping[tuple[int, ...] | None, int],
+) -> Feeds:
+    """Counts, prices and times: of every size from one to billions, and of the signs that were drawn."""
+    rng = np.random.default_rng(2)
+    return {
+        name: (np.copysign(1.0, base[name]) * 2.0 ** rng.uniform(0.0, _OCTAVES, base[name].shape)).astype(
+            base[name].dtype
+        )
+        for name in _not_weights(view, base, trained)
+        if _varies(name, base[name], within) and not _is_mask(name, view)
+    }
 
 
 def _indices(view: GraphView, base: Feeds, within: Mapping[str, object]) -> list[str]:

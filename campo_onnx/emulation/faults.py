@@ -187,6 +187,11 @@ class ProbedBatch:
         return self._subject.view
 
     @property
+    def is_finite(self) -> bool:
+        """Whether FP32 computes numbers, and nothing else, on this batch."""
+        return not self._unfinite
+
+    @property
     def trials(self) -> int:
         """Number of sets of low nodes that were tried."""
         return len(self._trials)

@@ -5,7 +5,7 @@ whoever makes it wrong is searched for by halves.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import MappingProxyType
@@ -47,6 +47,7 @@ _SHARE_OF_FREE = 4
 _MOST_TRIALS, _LEAST_TRIALS = 96, 12  # of one search; what is not told apart until then stays FP32
 _SEARCH_BUDGETS = 4.0
 _MOST_ROUNDS = 6
+_MOST_DOUBTFUL = 8
 _GROUPS = 16  # of nodes that are wrong only together, whose effect is looked at group by group
 
 
@@ -126,6 +127,11 @@ def probe(
         return Probed(optimized=optimized, coverage=0.0, why_not=str(error))
     for number, batch in enumerate(chosen[:affordable]):
         try:
+            if batch.doubtful:
+                probed = _borne(batch, chosen[0], frozenset(products), subject, step)
+                # Who has such data has it in every step: the loss scale settles on it.
+                prepared += [probed.at_settled_scale(low_nodes, is_usual=True)] if probed else []
+                continue
             probed = ProbedBatch(subject, batch.title, step.cut(batch.feeds))
             # Of the user's batches the scale is the user's.
             prepared.append(probed if batches else probed.at_settled_scale(low_nodes, is_usual=number == 0))
@@ -146,6 +152,30 @@ def probe(
         trials=sum(batch.trials for batch in prepared),
         why_not="; ".join(filter(None, (rest, why_not))),
     )
+
+
+def _borne(batch: Batch, ordinary: Batch, products: Nodes, subject: Subject, step: Step) -> ProbedBatch | None:
+    """Prepare a batch with those of its doubtful inputs that FP32 and low products bear; None where none is.
+
+    What overflows in the first product says nothing of the plan: nobody trains on such data.
+    """
+
+    def with_ordinary(names: Iterable[str]) -> ProbedBatch:
+        feeds = {**batch.feeds, **{name: ordinary.feeds[name] for name in names}}
+        return ProbedBatch(subject, batch.title, step.cut(feeds))
+
+    def is_borne(probed: ProbedBatch) -> bool:
+        return probed.is_finite and not probed.faults_of_products(products)
+
+    probed = with_ordinary(())
+    if is_borne(probed):
+        return probed
+    if len(batch.doubtful) == 1:
+        return None
+    tried, rest = batch.doubtful[:_MOST_DOUBTFUL], batch.doubtful[_MOST_DOUBTFUL:]
+    bad = [name for name in tried if not is_borne(with_ordinary(n for n in batch.doubtful if n != name))]
+    probed = with_ordinary((*bad, *rest))
+    return probed if len(bad) < len(tried) and is_borne(probed) else None
 
 
 def _settled(
