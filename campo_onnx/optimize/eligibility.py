@@ -9,7 +9,9 @@ from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.ports import NO_FP32, Ports
 from campo_onnx.ops.precision import Precision, is_low_dtype
 from campo_onnx.ops.refusal import Refused
+from campo_onnx.ops.registry import current
 from campo_onnx.ops.schema import has_cast_to
+from campo_onnx.ops.spec import Movement
 from campo_onnx.optimize.name_patterns import matching, pattern_of
 from campo_onnx.optimize.plan.reason import Reason, Verdict
 from campo_onnx.optimize.values.ranges import DeclaredRange
@@ -18,6 +20,7 @@ from campo_onnx.runtime.api import Support
 from campo_onnx.runtime.machine import DEFAULT
 from campo_onnx.targets.target import Target
 
+_COPIES = frozenset({Movement.VIEW, Movement.REORDER})
 _COMPARISONS = op_keys("Equal Greater GreaterOrEqual Less LessOrEqual")
 
 
@@ -75,7 +78,7 @@ def fixed_nodes(
     for node in view.nodes:
         verdict = verdict_of(node) or _of_compared(node, verdicts, imported, low)
         verdicts.update({node.name: verdict} if verdict else {})
-    return verdicts
+    return {**_of_copies(verdicts, imported), **verdicts}
 
 
 def _of_compared(
@@ -89,6 +92,26 @@ def _of_compared(
     if not producers or not verdicts.keys() >= set(producers.values()):
         return None
     return Reason.COMPARED.of(tensor=next(iter(producers)), low=low.value)
+
+
+def _of_copies(verdicts: Mapping[str, Verdict], imported: Imported) -> Mapping[str, Verdict]:
+    """Nodes that hand on what stays FP32 to nodes that stay FP32: in between it must not be rounded, either."""
+    view, specs = imported.view, current()
+    sources: dict[str, str] = {}  # by node: what it hands on
+    for node in view.nodes:
+        if node.name in verdicts or node.name in imported.low_as_given or not node.inputs:
+            continue
+        producer = view.producer.get(node.inputs[0])
+        is_copy = specs.spec(node.op).movement in _COPIES and view.is_float32(node.outputs[0])
+        if is_copy and producer is not None and (producer.name in verdicts or producer.name in sources):
+            sources[node.name] = node.inputs[0]
+    copies: dict[str, Verdict] = {}
+    for node in reversed(view.nodes):
+        if node.name in sources:
+            readers = {use.node for use in view.consumers.get(node.outputs[0], ())}
+            if all(reader in verdicts or reader in copies for reader in readers):
+                copies[node.name] = Reason.HANDED_ON.of(tensor=sources[node.name])
+    return copies
 
 
 def _already_or_never(node: OpNode, imported: Imported) -> Verdict:

@@ -3,12 +3,15 @@
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 
+from onnx import TensorProto
+
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.ir.walk import Walk
 from campo_onnx.optimize.lists.classify import Classification
 from campo_onnx.optimize.lists.oplists import OpClass
 
 _GRAY = (OpClass.INFER, OpClass.CLEAR)
+_WIDE = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE})
 
 
 def taint(view: GraphView, classification: Classification) -> frozenset[str]:
@@ -31,7 +34,7 @@ def taint(view: GraphView, classification: Classification) -> frozenset[str]:
 def _carried_to(node: OpNode, view: GraphView, classification: Classification) -> Iterator[OpNode]:
     """Yield the nodes that unsafety spreads to in one step."""
     for tensor in node.outputs:
-        if not tensor or not (classification.taint_through_decisions or view.is_float32(tensor)):
+        if not tensor or not (classification.taint_through_decisions or view.tensors[tensor].dtype in _WIDE):
             continue
         for use in view.consumers.get(tensor, ()):
             if use not in classification.contained:

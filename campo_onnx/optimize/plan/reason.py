@@ -68,6 +68,7 @@ class Reason(Enum):
     PRODUCT = "product"
     ACCURACY = "accuracy"
     COMPARED = "compared"
+    HANDED_ON = "handed-on"
     INTEGERS = "integers"
     SQUARES = "squares-summed"
     UNKNOWN_MASK = "unknown-mask"

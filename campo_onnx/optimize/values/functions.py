@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from onnx import TensorProto
 
 from campo_onnx.ir.view import OpNode
-from campo_onnx.ops.key import op_keys
+from campo_onnx.ops.key import OpKey, op_keys
 from campo_onnx.ops.registry import current, having
 from campo_onnx.ops.spec import Family
 from campo_onnx.ops.values.traits import Trait
@@ -21,6 +21,7 @@ from campo_onnx.optimize.values.sum_ops import (
     is_sum,
 )
 
+_EXP = OpKey("", "Exp")
 _ONE = MOVES | PARTS | op_keys("Neg")
 _PLACED = MOVES | op_keys("Where")
 _KEEPING_BITS = MOVES_AND_SIGNS | having(Trait.EXTREME) | op_keys("Clip LeakyRelu Relu Sign Slice Where")
@@ -207,9 +208,13 @@ class Functions:
     def _is_twice(self, a: str, b: str, *sources: frozenset[str]) -> bool:
         """Whether both are one function, bent, of partly the same values: ``exp(-r * t) - exp(-s * t)``."""
         producers = [self._view.producer.get(self._view.origin(t, MOVES_AND_SIGNS)) for t in (a, b)]
-        op, other = (None if node is None else node.op for node in producers)
+        op, other = (None if node is None else self._bend(node) for node in producers)
         is_bend = op is not None and op == other and op not in _LINEAR | SCALED
         return is_bend and not sources[0].isdisjoint(sources[1])
+
+    def _bend(self, node: OpNode) -> OpKey:
+        is_exponential = node.op.label == "Pow" and self._values.is_constant(node.inputs[0])
+        return _EXP if is_exponential else node.op
 
     def _dtype(self, tensor: str) -> int | None:
         info = self._view.tensors.get(tensor)

@@ -75,10 +75,15 @@ def computed_numbers(view: GraphView, ranges: Mapping[str, ValueRange]) -> froze
 
     A table that is computed is data: nodes that compute it in a low precision round it.
     """
-    specs, fixed = current(), set(view.values)
+    return frozenset(t for t in fixed(view) if t in ranges and ranges[t].lowest == ranges[t].highest)
+
+
+def fixed(view: GraphView) -> AbstractSet[str]:
+    """Tensors that are the same in every step: constants, but for large ones, and what is computed of them."""
+    specs, tensors = current(), set(view.values)
     for node in view.nodes:
         read = [t for t in node.inputs if t]
-        is_fixed = bool(read) and all(t in fixed or view.is_constant(t) for t in (*read, *node.captures))
+        is_fixed = bool(read) and all(t in tensors or view.is_constant(t) for t in (*read, *node.captures))
         if is_fixed and not specs.spec(node.op).draws:
-            fixed.update(filter(None, node.outputs))
-    return frozenset(t for t in fixed if t in ranges and ranges[t].lowest == ranges[t].highest)
+            tensors.update(filter(None, node.outputs))
+    return tensors

@@ -12,7 +12,7 @@ from campo_onnx.ops.registry import having
 from campo_onnx.ops.values.range import ValueRange, from_integers
 from campo_onnx.ops.values.rule import of_type
 from campo_onnx.ops.values.traits import Trait
-from campo_onnx.optimize.values.graph_values import GraphValues
+from campo_onnx.optimize.values.graph_values import GraphValues, fixed
 from campo_onnx.optimize.values.sum_ops import MOVES, SCALES, SHARES, SUMS_OF_FEW
 from campo_onnx.optimize.values.walk import leading_to
 
@@ -20,8 +20,8 @@ _NEED_EXACT = having(Trait.EXACT)
 ANGLES = op_keys("Cos Sin Tan")
 _SCALES = MOVES | having(Trait.ADDS, Trait.SCALES, Trait.PART) | op_keys("Concat Neg")
 _CHOOSES = op_keys("GatherElements GatherND TopK Where")
-_COUNTS_ON = MOVES | SCALES | op_keys("Add CumSum Sub")
-_KEEPING_OFFSETS = MOVES | op_keys("Add Concat Max Min Mul ReduceMax Slice Where")
+_COUNTS_ON = MOVES | SCALES | op_keys("Add CumSum Neg Sub")
+_KEEPING_OFFSETS = MOVES | op_keys("Add Concat Max Min Mul Neg ReduceMax Slice Where")
 _FEW_LEVELS = 4.0
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 _SMALL_COUNT = 100.0
@@ -90,8 +90,10 @@ def raw_inputs(values: GraphValues) -> frozenset[str]:
     view = values.view
     data = view.data_inputs if values.scaling.forward else filter(view.is_float32, view.inputs)
     raw = {t for t in data if not values.range(t).is_bounded}
+    tables = fixed(view) if raw else ()
     for node in view.nodes if raw else ():
-        inputs = [t for t in node.inputs if t in raw or view.is_float32(t)]  # not an index of another type
+        # Not an index of another type.
+        inputs = [t for t in node.inputs if t in raw or (view.is_float32(t) and t not in tables)]
         if node.op in _SCALES | _CHOOSES and not raw.isdisjoint(inputs) and _are_in(inputs, raw, values):
             raw.update(filter(None, node.outputs[:1] if node.op in _CHOOSES else node.outputs))
     return frozenset(raw)

@@ -86,7 +86,8 @@ class _Degrees:
         divisor = self._divisor(node)
         if divisor is None:
             return ()
-        is_of_sums = node.inputs[0] in self._of_sums and self._view.origin(divisor, MOVES) in self._sums
+        dividend, origin = (self._view.origin(t, MOVES) for t in (node.inputs[0], divisor))
+        is_of_sums = dividend in self._of_sums and origin in self._sums
         return node.inputs if is_of_sums or self._of_products(divisor) else ()
 
     def _divisor(self, node: OpNode) -> str | None:
@@ -101,10 +102,10 @@ class _Degrees:
 
     def _of_products(self, tensor: str) -> bool:
         """Whether a divisor is a product of different tensors, or a root of one."""
-        producer = self._view.producer.get(tensor)
-        while producer is not None and is_root(producer, self._view):
+        while (producer := self._view.producer.get(tensor)) is not None:
+            if producer.op not in MOVES and not is_root(producer, self._view):
+                break
             tensor = producer.inputs[0]
-            producer = self._view.producer.get(tensor)
         return tensor in self.mixed
 
     def _of(self, tensor: str) -> float:
