@@ -40,7 +40,7 @@ def drift(context: CheckContext) -> Finding:
         return not_checked(str(error))
     view, model = context.fp32.view, seeded(context.fp32.model)
     references: dict[str, Reference] = {}
-    for title, feeds in batches:
+    for title, feeds, _ in batches:
         reference = Reference(
             model=model,
             feeds=feeds,
