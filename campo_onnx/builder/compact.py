@@ -106,7 +106,26 @@ def _elementwise(g: Graph, op_type: str, operands: Sequence[Value]) -> Value:
             return a
         if op_type in _COMMUTATIVE and _is(a, _NEUTRAL[op_type]) and a.elements == 1 and b.rank >= a.rank:
             return b
+        if op_type == "Mul" and (regrouped := _numbers_first(g, a, b) or _numbers_first(g, b, a)) is not None:
+            return regrouped
     return g.op(op_type, *_of_one_rank(g, operands))
+
+
+def _numbers_first(g: Graph, product: Value, number: Value) -> Value | None:
+    """Multiply a scaled tensor by a number: ``x * (2 / n) * scale`` is ``x * (2 / n * scale)``.
+
+    It takes a pass less, and in FP16 ``x * (2 / n)`` may vanish before the loss scale makes up for it.
+    """
+    scaled = g.producer(product, "Mul")
+    is_number = number.elements == 1 and number.constant is None and number.is_float
+    if scaled is None or not is_number or product.elements == 1:
+        return None
+    x, factor = scaled.inputs
+    if factor is None or factor.constant is None or factor.elements != 1:
+        x, factor = factor, x
+    if x is None or factor is None or factor.constant is None or factor.elements != 1:
+        return None
+    return g.op("Mul", *_of_one_rank(g, (x, _elementwise(g, "Mul", (number, factor)))))
 
 
 def _of_one_rank(g: Graph, operands: Sequence[Value]) -> list[Value]:

@@ -45,7 +45,7 @@ class Batch(NamedTuple):
 
     title: str
     feeds: Mapping[str, NDArray[Any]]
-    # Inputs that may hold such values only if low products bear them; else they hold those of the first batch.
+    # Inputs that hold these values only if low products bear them, else those of the first batch.
     doubtful: tuple[str, ...] = ()
 
 
@@ -156,7 +156,9 @@ def _has_any_sign(name: str, value: NDArray[Any], within: Mapping[str, object]) 
 
 
 def _varies(name: str, value: NDArray[Any], within: Mapping[str, object]) -> bool:
-    return value.dtype.kind == "f" and value.size > 1 and name not in within and bool(value.min() < value.max())
+    return (
+        value.dtype.kind == "f" and value.size > 1 and name not in within and bool(value.min() < value.max())
+    )
 
 
 def _in_own_units(

@@ -154,7 +154,9 @@ def probe(
     )
 
 
-def _borne(batch: Batch, ordinary: Batch, products: Nodes, subject: Subject, step: Step) -> ProbedBatch | None:
+def _borne(
+    batch: Batch, ordinary: Batch, products: Nodes, subject: Subject, step: Step
+) -> ProbedBatch | None:
     """Prepare a batch with those of its doubtful inputs that FP32 and low products bear; None where none is.
 
     What overflows in the first product says nothing of the plan: nobody trains on such data.

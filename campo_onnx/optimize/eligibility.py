@@ -95,7 +95,7 @@ def _of_compared(
 
 
 def _of_copies(verdicts: Mapping[str, Verdict], imported: Imported) -> Mapping[str, Verdict]:
-    """Nodes that hand on what stays FP32 to nodes that stay FP32: in between it must not be rounded, either."""
+    """Nodes that hand on what stays FP32 to nodes that stay FP32: it must not be rounded in between."""
     view, specs = imported.view, current()
     sources: dict[str, str] = {}  # by node: what it hands on
     for node in view.nodes:

@@ -248,6 +248,20 @@ def _units_of_their_own() -> tuple[nn.Module, Callable[..., Any], list[Any], lis
     return module, F.mse_loss, [x], [torch.randn(256, 8)]
 
 
+class _Shares(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 100), nn.Softmax(-1))
+
+    def forward(self, x: Any) -> tuple[Any, Any]:
+        return self.inner(x), self.inner(x + 0.1 * torch.sin(9 * x)).detach()
+
+
+def _consistent_shares() -> tuple[nn.Module, Callable[..., Any], list[Any], list[Any]]:
+    """Two views of an example, as a mean teacher compares them: by a mean over 6,400 small differences."""
+    return _Shares(), lambda pair: F.mse_loss(*pair), [torch.randn(64, 64)], []
+
+
 STEPS = (
     *(_similar_pictures, _similar_in_a_buffer, _registered_pictures, _close_embeddings, _close_by_einsum),
     *(_small_angles, _close_by_bmm, _similar_embeddings, _similar_by_norms),
@@ -269,7 +283,11 @@ CASES = [("optimal", step) for step in STEPS] + [
 def test_loss_and_gradients_of_weights_are_those_of_fp32(
     step: Callable[[], Any], low: Precision, strategy: str
 ) -> None:
-    _check(step, low, strategy, scaled=True)
+    _check(step, low, strategy, scale=1024.0)
+
+
+def test_small_differences_meet_the_loss_scale_before_they_vanish() -> None:
+    _check(_consistent_shares, Precision.FP16, "fine-grained", scale=2.0**20)
 
 
 @pytest.mark.parametrize(
@@ -284,21 +302,21 @@ def test_loss_and_gradients_of_weights_are_those_of_fp32(
     ],
 )
 def test_bf16_needs_no_loss_scale(step: Callable[[], Any]) -> None:
-    _check(step, Precision.BF16, "optimal", scaled=False)
+    _check(step, Precision.BF16, "optimal")
 
 
-def _check(step: Callable[[], Any], low: Precision, strategy: str, *, scaled: bool) -> None:
+def _check(step: Callable[[], Any], low: Precision, strategy: str, scale: float | None = None) -> None:
     torch.manual_seed(0)
     module, loss, inputs, targets = step()
-    model = export_training_step(module, loss, inputs, targets, loss_scale=scaled)
+    model = export_training_step(module, loss, inputs, targets, loss_scale=scale is not None)
     free = replace(target("v100" if low is Precision.FP16 else "h100"), launch_us=1e-6, host_us=1e-6)
     lists = oplists("campo")
     options = Options(
         target=free, lists=lists, low=low, strategy=strategy, margin_us=1e12, min_gain=0.0, pads=False
     )
     optimized = optimize_model(model, options)
-    scale = {"loss_scale": np.float32(1024)} if scaled else {}
-    feeds: Arrays = feeds_of(model, module, [*inputs, *targets], **scale)
+    scales = {} if scale is None else {"loss_scale": np.float32(scale)}
+    feeds: Arrays = feeds_of(model, module, [*inputs, *targets], **scales)
     expected, actual = run(model, feeds), run(emulate(optimized.model), feeds)
     assert optimized.plan.low_nodes
     for name in ("loss", *(f"grad.{n}" for n, p in module.named_parameters() if p.ndim > 1)):

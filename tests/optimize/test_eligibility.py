@@ -54,6 +54,27 @@ def test_a_choice_is_made_in_the_precision_of_what_is_compared(fixed):
     }
 
 
+def test_what_is_handed_on_between_fp32_nodes_is_not_rounded_on_the_way(fixed):
+    text = """(float[4,4] x) => (float[4,4] y, float[4,4] z) {
+        [fp32] a = Tanh(x)
+        [copy] b = Identity(a)
+        [turned] c = Transpose<perm = [1, 0]>(b)
+        [late] y = Tanh(c)
+        [out] z = Identity(a)
+        [branch] d = Identity(a)
+        [free] e = Sigmoid(d)
+        [last] f = Tanh(e)
+    }"""
+    verdicts = fixed(text, protected={"fp32": Reason.LOSS, "late": Reason.LOSS})
+    assert {name: reason for name, (reason, _) in verdicts.items()} == {
+        "fp32": Reason.LOSS,
+        "copy": Reason.HANDED_ON,
+        "turned": Reason.HANDED_ON,
+        "late": Reason.LOSS,
+        "out": Reason.HANDED_ON,
+    }
+
+
 def test_each_kind_of_verdict(fixed):
     assert fixed(GRAPH) == {
         "scalar": (Reason.SCALAR_INPUT, "reads the scalar input 'lr', whose size the graph does not tell"),

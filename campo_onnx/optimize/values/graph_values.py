@@ -79,7 +79,7 @@ def computed_numbers(view: GraphView, ranges: Mapping[str, ValueRange]) -> froze
 
 
 def fixed(view: GraphView) -> AbstractSet[str]:
-    """Tensors that are the same in every step: constants, but for large ones, and what is computed of them."""
+    """Tensors that are the same in every step: small constants, and what is computed of constants."""
     specs, tensors = current(), set(view.values)
     for node in view.nodes:
         read = [t for t in node.inputs if t]

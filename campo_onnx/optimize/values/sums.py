@@ -11,6 +11,7 @@ from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.registry import having
 from campo_onnx.ops.values.traits import Trait
+from campo_onnx.optimize.values.functions import Signs
 from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.sum_ops import (
     CARRIERS_OF_SQUARES,
@@ -183,6 +184,11 @@ def _as_large(tensor: str, terms: float, view: GraphView) -> Mapping[str, int]:
 _LONG = 16
 """The norm of so many values, each below 2**14, may overflow."""
 
+_MANY_SHARES = 128
+"""Shares of so many are 0.008, and their squares no longer normal."""
+
+_SINES = op_keys("Sin")
+_AS_SMALL = MOVES | having(Trait.PART, Trait.SIGN)
 _KEEPING_NORMS = MOVES | op_keys("Add Clip Max Sum")
 
 
@@ -190,7 +196,8 @@ def squares_summed(values: GraphValues) -> Mapping[str, str]:
     """Find squares that lead to a sum, the sum, and what computes with it down to its root.
 
     A square overflows FP16 from 256 on and vanishes below 0.00024: a norm is then infinite or a fraction of
-    what it is. Squares that the low precision is proved to hold do not count. The root of a sum over more
+    what it is. Squares that the low precision is proved to hold do not count, unless they are of differences
+    or of shares of many, which may be small. The root of a sum over more
     than a few values may overflow itself: what reads it is FP32 too.
     """
     return _Squares(values).nodes
@@ -207,11 +214,16 @@ class _Squares:
         self._squares: set[str] = set()
         self._long_sums: set[str] = set()
         self._norms: set[str] = set()
+        self._signs = Signs(values)
+        self._small: set[str] = set()  # differences, and shares of many: their squares vanish
         for node in self._view.nodes:
             self._add(node)
 
     def _add(self, node: OpNode) -> None:
         outputs = [t for t in node.outputs if t]
+        self._signs.follow(node)
+        if self._is_small(node):
+            self._small.update(outputs)
         source = squared(node, self._view)
         if source is not None and not self._holds_squares(source):
             self._add_square(node, source, outputs)
@@ -224,7 +236,19 @@ class _Squares:
             if read is not None:
                 self._add_consumer(node, read, outputs)
 
+    def _is_small(self, node: OpNode) -> bool:
+        """Whether a node takes values off each other, gives sines, or shares of a whole with many parts."""
+        varying = [t for t in node.inputs if self._view.is_float32(t) and not self._values.is_constant(t)]
+        if node.op in _SINES or (len({*varying}) == 2 and self._signs.is_difference(node)):
+            return True
+        if node.op in SHARES:
+            axis, shape = int(node.attributes.get("axis", -1)), self._view.shape(node.inputs[0])
+            return shape is not None and shape[axis] >= _MANY_SHARES
+        return node.op in _AS_SMALL and bool(varying) and self._small.issuperset(varying)
+
     def _holds_squares(self, tensor: str) -> bool:
+        if tensor in self._small:
+            return False
         bound, terms = self._values.range(tensor).bound, self._view.tensors[tensor].elements or 1
         return bound * bound * terms <= self._values.low.largest
 

@@ -20,6 +20,11 @@ PLANE = np.stack(
 )
 STEPS = {"start": i64(0), "next": i64(1), "last": i64(63), "end": i64(64), "h": f32(0.01)}
 
+OWN = np.random.default_rng(31)  # so that other draws stay as they are
+VIEWS = OWN.normal(size=(64, 64)), OWN.normal(size=(64, 64)) * 0.05
+TWO_SHARES = "a = MatMul(x, w) b = MatMul(z, w) p = Softmax(a) q = Softmax(b)"
+CLASSES = {"x": f32(VIEWS[0]), "z": f32(VIEWS[0] + VIEWS[1]), "w": f32(OWN.normal(size=(64, 1000)) / 8)}
+
 CASES = {
     "binary cross entropy of clipped shares": Case(
         """c = Clip(x, least, most) q = Sub(one, c) l = Log(c) k = Log(q) a = Mul(t, l) u = Sub(one, t)
@@ -173,6 +178,25 @@ CASES = {
         {"map": i64(2, 3)},
         {"x": normal(2, 16, 56, 56, size=20.0), "w": normal(16, 8)},
         "float[2,8] y",
+    ),
+    "a distance of shares of many classes": Case(
+        f"{TWO_SHARES} d = Sub(p, q) e = Mul(d, d) t = ReduceSum(e, rows) y = Sqrt(t)",
+        {"rows": i64(1)},
+        CLASSES,
+        "float[64,1] y",
+    ),
+    "Hellinger's distance": Case(
+        f"""{TWO_SHARES} r = Sqrt(p) s = Sqrt(q) d = Sub(r, s) e = Mul(d, d) t = ReduceSum(e, rows)
+            y = Sqrt(t)""",
+        {"rows": i64(1)},
+        CLASSES,
+        "float[64,1] y",
+    ),
+    "the length of a short arc": Case(
+        "h = MatMul(x, w) s = Sin(h) q = Mul(s, s) a = MatMul(q, ones) y = Sqrt(a)",
+        {"ones": f32(np.ones((64, 1)))},
+        {"x": f32(OWN.normal(size=(64, 64)) * 1e-5), "w": f32(OWN.normal(size=(64, 64)) / 8)},
+        "float[64,1] y",
     ),
 }
 

@@ -8,6 +8,14 @@ from tests.optimize.formulas import RANDOM, Case, assert_as_in_fp32, f32, i64, n
 from tests.optimize.small_steps import mixed_of
 
 XW = {"x": normal(64, 64, size=0.01), "w": normal(64, 64, size=1 / 8)}
+OWN = np.random.default_rng(30)  # so that other draws stay as they are
+RATES = OWN.uniform(0.5, 1, (64, 1))
+TABLE = {name: f32(OWN.integers(800, 2000, (64, 2))) for name in "ijkl"} | {"w": f32(np.eye(2))}
+MATTHEWS = """a = MatMul(i, w) b = MatMul(j, w) c = MatMul(k, w) d = MatMul(l, w) p = Mul(a, d) q = Mul(b, c)
+    n = Sub(p, q) ab = Add(a, b) ac = Add(a, c) bd = Add(b, d) cd = Add(c, d) s = Mul(ab, ac) t = Mul(s, bd)
+    u = Mul(t, cd) r = Sqrt(u) {} y = Div(n, m)"""
+ALIBI = """c = CumSum(mask, axis) f = Cast<to = 1>(c) {} b = Mul(n, slope) h = MatMul(x, k) s = Add(h, b)
+    p = Softmax(s) y = MatMul(p, v)"""
 HALF = {"half": f32(0.5), "minus": f32(-0.5)}
 CLOSE = {"a": normal(64, 64) + 8, "noise": normal(64, 64, size=1e-3), "w": XW["w"]}
 COUNTS = {
@@ -84,6 +92,62 @@ CASES = {
            ar = Sqrt(an) br = Sqrt(bn) u = Div(a, ar) v = Div(b, br) s = Sub(u, v) y = MatMul(s, w)""",
         {"last": i64(1)},
         CLOSE,
+    ),
+    "a difference of decays, one of them a power": Case(
+        """t = MatMul(x, w) h = Mul(t, slow) k = Mul(t, fast) i = Neg(h) j = Neg(k) e = Exp(i)
+           f = Pow(base, j) y = Sub(e, f)""",
+        {"base": f32(np.e)},
+        {
+            "x": f32(OWN.uniform(0.1, 1, (64, 64))),
+            "w": f32(OWN.uniform(0.01, 0.03, (64, 64))),
+            "slow": f32(RATES),
+            "fast": f32(RATES * 1.01),
+        },
+    ),
+    "radial basis functions by a negative table": Case(
+        """n = Neg(centers) d = Add(n, x) q = Pow(d, two) s = Mul(q, steep) e = Exp(s) y = MatMul(e, w)""",
+        {"centers": f32(np.linspace(0, 10, 64)[None]), "two": f32(2), "steep": f32(-90)},
+        {"x": f32(OWN.uniform(0, 10, (64, 1))), "w": f32(OWN.normal(size=(64, 64)) / 8)},
+    ),
+    **{
+        f"a correlation of counts, its root {moved}": Case(
+            MATTHEWS.format(way),
+            {"shape": i64(64, 2)},
+            TABLE,
+            "float[64,2] y",
+        )
+        for moved, way in (("named", "m = Identity(r)"), ("reshaped", "m = Reshape(r, shape)"))
+    },
+    "a short distance in FP64 on the way": Case(
+        """h = MatMul(x, w) s = Sin(h) q = Pow(s, two) t = ReduceSum(q, last) d = Cast<to = 11>(t)
+           f = Cast<to = 1>(d) r = Sqrt(f) y = Mul(r, earth)""",
+        {"last": i64(1), "earth": f32(12742), "two": f32(2)},
+        {"x": f32(OWN.normal(size=(64, 2)) * 1e-5), "w": f32(np.eye(2))},
+        "float[64,1] y",
+    ),
+    **{
+        f"positions from the first, {words}": Case(
+            ALIBI.format(way),
+            {"axis": i64(1).reshape(()), "one": f32(1), "slope": f32(0.35)},
+            {
+                "mask": np.ones((1, 512), np.int64),
+                "x": f32(OWN.normal(size=(64, 64))),
+                "k": f32(OWN.normal(size=(64, 512)) / 8),
+                "v": f32(OWN.normal(size=(512, 64)) / 8),
+            },
+        )
+        for words, way in (("subtracted", "n = Sub(f, one)"), ("negated", "d = Sub(one, f) n = Neg(d)"))
+    },
+    "a sum of squares that is named again": Case(
+        """h = MatMul(x, w) q = Mul(h, h) t = ReduceSum(q, last) u = MatMul(x, v)
+           m = Mul(t, u) y = Identity(m)""",
+        {"last": i64(1)},
+        {
+            "x": f32(OWN.normal(size=(64, 64)) * 100),
+            "w": f32(OWN.normal(size=(64, 64)) / 2),
+            "v": f32(OWN.normal(size=(64, 1))),
+        },
+        "float[64,1] y",
     ),
 }
 
