@@ -7,7 +7,15 @@ from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.registry import having
 from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.values.graph_values import GraphValues
-from campo_onnx.optimize.values.sum_ops import MOVES, MOVES_AND_SIGNS, SCALES, is_root, squared, summed_input
+from campo_onnx.optimize.values.sum_ops import (
+    MOVES,
+    MOVES_AND_SIGNS,
+    SCALES,
+    gives_many_shares,
+    is_root,
+    squared,
+    summed_input,
+)
 from campo_onnx.optimize.values.walk import Labels, carried, leading_to
 
 _CARRIERS = (
@@ -58,10 +66,14 @@ class _Degrees:
         self._degrees: dict[str, float] = {}
         self._sums: set[str] = set()
         self._of_sums: set[str] = set()  # products of two sums
+        self._shares: set[str] = set()  # of many: bounded, and as small as their number is large
         for node in values.forward_nodes:
             output = next((t for t in node.outputs if t), "")
             if not self._view.is_float32(output):
                 continue
+            is_of_shares = node.op in MOVES and node.inputs[0] in self._shares
+            if is_of_shares or gives_many_shares(node, self._view):
+                self._shares.update(node.outputs)
             degree = self._degree(node)
             self._degrees.update((t, degree) for t in node.outputs if t)
             factors = [t for t in carried(node) if self._of(t)]
@@ -110,7 +122,8 @@ class _Degrees:
 
     def _of(self, tensor: str) -> float:
         r = self._values.range(tensor)
-        is_size = tensor and self._view.is_float32(tensor) and r.varies and not r.is_bounded
+        is_open = not r.is_bounded or tensor in self._shares or tensor in self.mixed
+        is_size = tensor and self._view.is_float32(tensor) and r.varies and is_open
         return self._degrees.get(tensor, 1.0) if is_size else 0.0
 
     def _degree(self, node: OpNode) -> float:

@@ -32,7 +32,16 @@ _SCATTERS = op_keys("ScatterElements ScatterND")
 WEIGHTED = CONTRACTIONS | op_keys("Conv ConvTranspose")
 _ALWAYS_SUMS = op_keys("AveragePool CumSum")
 _MANY_TERMS = 16
+_MANY_SHARES = 128  # of 0.008 each, whose products are no longer normal in FP16
 _MOST_MOVES = 32  # that are followed back, so that the time is linear in the length of a chain
+
+
+def gives_many_shares(node: OpNode, view: GraphView) -> bool:
+    """Whether a node gives so many shares of a whole that products of two of them vanish."""
+    if node.op not in SHARES:
+        return False
+    axis, shape = int(node.attributes.get("axis", -1)), view.shape(node.inputs[0])
+    return shape is not None and shape[axis] >= _MANY_SHARES
 
 
 def squared(node: OpNode, view: GraphView) -> str | None:

@@ -17,6 +17,8 @@ from campo_onnx.optimize.values.sum_ops import (
     CARRIERS_OF_SQUARES,
     CONTRACTIONS,
     MOVES,
+    MOVES_AND_SIGNS,
+    PARTS,
     ROOTS,
     SCALES,
     SHARES,
@@ -24,6 +26,7 @@ from campo_onnx.optimize.values.sum_ops import (
     SUMS_OF_SQUARES,
     adds_up,
     contracted_terms,
+    gives_many_shares,
     is_mean,
     leading_to_sums,
     squared,
@@ -184,11 +187,8 @@ def _as_large(tensor: str, terms: float, view: GraphView) -> Mapping[str, int]:
 _LONG = 16
 """The norm of so many values, each below 2**14, may overflow."""
 
-_MANY_SHARES = 128
-"""Shares of so many are 0.008, and their squares no longer normal."""
-
 _SINES = op_keys("Sin")
-_AS_SMALL = MOVES | having(Trait.PART, Trait.SIGN)
+_AS_SMALL = MOVES_AND_SIGNS | PARTS
 _KEEPING_NORMS = MOVES | op_keys("Add Clip Max Sum")
 
 
@@ -241,9 +241,8 @@ class _Squares:
         varying = [t for t in node.inputs if self._view.is_float32(t) and not self._values.is_constant(t)]
         if node.op in _SINES or (len({*varying}) == 2 and self._signs.is_difference(node)):
             return True
-        if node.op in SHARES:
-            axis, shape = int(node.attributes.get("axis", -1)), self._view.shape(node.inputs[0])
-            return shape is not None and shape[axis] >= _MANY_SHARES
+        if gives_many_shares(node, self._view):
+            return True
         return node.op in _AS_SMALL and bool(varying) and self._small.issuperset(varying)
 
     def _holds_squares(self, tensor: str) -> bool:

@@ -192,6 +192,18 @@ CASES = {
         CLASSES,
         "float[64,1] y",
     ),
+    "Bhattacharyya's coefficient of many classes": Case(
+        f"{TWO_SHARES} m = Mul(p, q) s = Sqrt(m) y = ReduceSum(s, rows)",
+        {"rows": i64(1)},
+        CLASSES | {"w": f32(OWN.normal(size=(64, 4000)) / 8)},
+        "float[64,1] y",
+    ),
+    "a geometric mean of three shares": Case(
+        f"{TWO_SHARES} m = Mul(p, q) n = Mul(m, p) s = Pow(n, third) y = ReduceSum(s, rows)",
+        {"rows": i64(1), "third": f32(1 / 3)},
+        CLASSES,
+        "float[64,1] y",
+    ),
     "the length of a short arc": Case(
         "h = MatMul(x, w) s = Sin(h) q = Mul(s, s) a = MatMul(q, ones) y = Sqrt(a)",
         {"ones": f32(np.ones((64, 1)))},
