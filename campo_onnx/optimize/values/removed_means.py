@@ -17,6 +17,9 @@ _GRADIENTS = op_keys("com.microsoft:SoftmaxGrad com.microsoft:SoftmaxGrad_13")
 def means_removed(values: GraphValues) -> Mapping[str, str]:
     """Find shares, sums and differences of ``y * g - y * sum(y * g)``, ``g - sum(y * g)``, ``g - mean(g)``.
 
+    And of ``g - y * sum(g)``, the gradient of a logarithm of shares: once shares are those to be
+    learned, ``g`` is close to ``y * sum(g)``, and the sum is the same in all rows.
+
     Rows of keys and values that are much alike give a gradient ``g`` of which most is the same all along a
     row, and cancels. A rounded sum leaves the same part of it in the whole row, which adds up in the product
     that follows, and so do shares ``y`` that are alike, as attention begins with: they round alike, and no
@@ -171,7 +174,9 @@ class _Search:
             walk.add(producer.inputs if producer.op in SCALES else carried(producer))
 
     def _is_weighted(self, total: Addend, other: Addend) -> bool:
-        """Whether a sum is a mean of something, weighted by shares."""
+        """Whether a sum is a mean of something, weighted by shares, or shares in a sum of something."""
+        if total.terms == other.factors:
+            return any(map(self._expansions.are_shares, total.factors))
         return len(total.terms) > 1 and any(
             self._expansions.are_shares(t) and other.factors == total.factors | (total.terms - {t})
             for t in total.terms

@@ -204,6 +204,20 @@ def test_the_gradient_of_a_softmax_in_one_node_reads_exact_shares():
     assert exact(Case(body, SIDE, ALIKE, OUTPUTS)) == {"Softmax", "SoftmaxGrad_13"}
 
 
+@pytest.mark.parametrize("low", [FP16, BF16])
+@pytest.mark.parametrize("shares", ["p = Exp(l)", "p = Softmax(h)"])
+def test_the_gradient_of_a_logarithm_of_shares_reads_an_exact_sum(shares, low):
+    """Distillation: shares are close to the teacher's, and the sum of its shares is 1/300 in every row."""
+    random = np.random.default_rng(32)
+    logits = random.integers(-3, 4, (64, 64))
+    e = np.exp(logits + random.normal(size=64) * 0.01)
+    body = f"""l = LogSoftmax(h) m = Mul(t, l) s = ReduceSum<keepdims=0>(m) loss = Neg(s) {shares}
+        g = Mul(t, less) a = ReduceSum(g, ax) u = Mul(p, a) d = Sub(u, g) y = MatMul(k, d)"""
+    feeds = {"h": f32(logits), "t": f32(e / e.sum(1, keepdims=True)), "k": f32(np.ones((64, 64)))}
+    case = Case(body, {"ax": i64(1), "less": f32(1 / 300)}, feeds, OUTPUTS)
+    assert_as_in_fp32(case, "fine-grained", low)
+
+
 def test_what_scales_a_gradient_and_its_mean_stays_fp32_with_them():
     names = {"ReduceSum", "Mul_2", "Mul_3", "Reshape", "Add", "Reshape_1", "Expand", "GatedAdd"}
     assert exact(CASES["samples and positions"]) == names  # s, p, q, r, c, i, j and d
