@@ -84,6 +84,20 @@ def test_each_kind_of_verdict(fixed):
     }
 
 
+def test_numbers_for_each_row_round_alike_and_stay_fp32(fixed):
+    """Of one loss scale: so rounded, they are off by the same in all rows."""
+    text = """(float[4,8] x, float s, bool[4,1] m) => (float[4,8] y, float[4,8] z) <float o = {0.0}> {
+        [row] r = Where(m, s, o)
+        [turned] n = Neg(r)
+        [free] y = Mul(x, n)
+        [whole] z = Sigmoid(y)
+    }"""
+    assert {name: reason for name, (reason, _) in fixed(text).items()} == {
+        "row": Reason.SCALAR_INPUT,
+        "turned": Reason.SCALAR_INPUT,
+    }
+
+
 def test_protected_nodes_keep_their_reason(fixed):
     assert fixed(GRAPH, protected={"free": Reason.LOSS})["free"] == (Reason.LOSS, "computes the loss")
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from heapq import heappop, heappush
 
-from campo_onnx.ir.view import GraphView, OpNode
+from campo_onnx.ir.view import OpNode
 from campo_onnx.ir.walk import Walk
 from campo_onnx.ops.key import op_keys
 from campo_onnx.optimize.values.expansions import Addend, Expansions
@@ -11,14 +11,16 @@ from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.sum_ops import CONTRACTIONS, MOVES, SCALES
 from campo_onnx.optimize.values.walk import Labels, carried
 
+_PLACES = op_keys("OneHot ScatterElements ScatterND")
 _GRADIENTS = op_keys("com.microsoft:SoftmaxGrad com.microsoft:SoftmaxGrad_13")
 
 
 def means_removed(values: GraphValues) -> Mapping[str, str]:
     """Find shares, sums and differences of ``y * g - y * sum(y * g)``, ``g - sum(y * g)``, ``g - mean(g)``.
 
-    And of ``g - y * sum(g)``, the gradient of a logarithm of shares: once shares are those to be
-    learned, ``g`` is close to ``y * sum(g)``, and the sum is the same in all rows.
+    And of ``g - y * sum(g)``, the gradient of a logarithm of shares: once shares are those to be learned,
+    ``g`` is close to ``y * sum(g)``, and the sum is the same in all rows. Where a row of ``g`` has one element,
+    that and the sum are rounded alike.
 
     Rows of keys and values that are much alike give a gradient ``g`` of which most is the same all along a
     row, and cancels. A rounded sum leaves the same part of it in the whole row, which adds up in the product
@@ -36,7 +38,7 @@ def means_removed(values: GraphValues) -> Mapping[str, str]:
     normalizations were right in FP16 and BF16.
     """
     expansions, nodes = Expansions(values), Labels()
-    search = _Search(values.view, expansions)
+    search = _Search(values, expansions)
     for node in filter(lambda node: node.outputs, values.view.nodes):
         expansions.add(node)
         nodes.mark(search.removing(node), node.outputs[0])
@@ -46,8 +48,8 @@ def means_removed(values: GraphValues) -> Mapping[str, str]:
 class _Search:
     """Differences that take a mean off, and the nodes that compute it."""
 
-    def __init__(self, view: GraphView, expansions: Expansions) -> None:
-        self._view, self._expansions = view, expansions
+    def __init__(self, values: GraphValues, expansions: Expansions) -> None:
+        self._values, self._view, self._expansions = values, values.view, expansions
         self._places = {node.name: place for place, node in enumerate(self._view.nodes)}
         self._walk = Walk[str](())  # behind differences
 
@@ -173,9 +175,15 @@ class _Search:
                 continue
             walk.add(producer.inputs if producer.op in SCALES else carried(producer))
 
+    def _is_one_hot(self, tensor: str) -> bool:
+        """Whether a row has one element, whose rounding is that of the row's sum."""
+        producer = self._view.producer.get(tensor)
+        is_placed = producer is not None and producer.op in _PLACES
+        return is_placed or self._values.range(tensor).from_integers
+
     def _is_weighted(self, total: Addend, other: Addend) -> bool:
         """Whether a sum is a mean of something, weighted by shares, or shares in a sum of something."""
-        if total.terms == other.factors:
+        if total.terms == other.factors and not any(map(self._is_one_hot, total.terms)):
             return any(map(self._expansions.are_shares, total.factors))
         return len(total.terms) > 1 and any(
             self._expansions.are_shares(t) and other.factors == total.factors | (total.terms - {t})

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from campo_onnx.ir.importer import Imported
+from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.ports import NO_FP32, Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.plan.reason import Reason, Verdict
@@ -26,6 +27,9 @@ from campo_onnx.optimize.values.sums import Accumulated, long_sums, squares_summ
 from campo_onnx.optimize.values.survival import lost_values
 from campo_onnx.optimize.values.unrolled import unrolled
 from campo_onnx.optimize.values.vanishing import before_logarithms, divisors, squares_of_slopes
+from campo_onnx.optimize.values.walk import Labels
+
+_RANK_OF_ROWS = 2
 
 
 def value_verdicts(
@@ -79,15 +83,29 @@ def _long_and_exact(values: GraphValues) -> Verdicts:
 
 
 def _scalars(values: GraphValues) -> Verdicts:
-    scaling = values.scaling
-    for node in values.view.nodes:
+    scaling, view = values.scaling, values.view
+    rows = Labels(scaling.scalars)  # numbers of whole rows, too, which round alike in all of them
+    for node in view.nodes:
         if node.name in scaling.unscaled:
             yield node.name, Reason.UNSCALED.of(tensor=scaling.scale or "")
             continue
+        numbers = [t for t in node.inputs if view.is_float32(t) and not values.is_constant(t)]
+        makes_rows = rows.keys() >= {*numbers} and all(_is_row(t, view) for t in node.outputs if t)
+        if makes_rows and numbers:
+            rows.mark(filter(view.is_float32, node.outputs), rows[numbers[0]])
         for position in sorted(values.ports[node.name].low_inputs):
-            scalar = scaling.scalars.get(node.inputs[position])
-            if scalar is not None and scalar not in values.declared:
+            tensor = node.inputs[position]
+            scalar = rows.get(tensor)
+            if scalar is None or scalar in values.declared:
+                continue
+            if makes_rows or tensor in scaling.scalars:
                 yield node.name, Reason.SCALAR_INPUT.of(tensor=scalar)
+
+
+def _is_row(tensor: str, view: GraphView) -> bool:
+    """Whether a tensor has one number for each row."""
+    shape = view.shape(tensor)
+    return shape is not None and (len(shape) < _RANK_OF_ROWS or shape[-1] == 1)
 
 
 def _gradients(values: GraphValues) -> Verdicts:
