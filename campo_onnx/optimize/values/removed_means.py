@@ -19,8 +19,8 @@ def means_removed(values: GraphValues) -> Mapping[str, str]:
     """Find shares, sums and differences of ``y * g - y * sum(y * g)``, ``g - sum(y * g)``, ``g - mean(g)``.
 
     And of ``g - y * sum(g)``, the gradient of a logarithm of shares: once shares are those to be learned,
-    ``g`` is close to ``y * sum(g)``, and the sum is the same in all rows. Where a row of ``g`` has one element,
-    that and the sum are rounded alike.
+    ``g`` is close to ``y * sum(g)``, and the sum is the same in all rows. Where ``g`` has one element in a
+    row, that and the sum are rounded alike.
 
     Rows of keys and values that are much alike give a gradient ``g`` of which most is the same all along a
     row, and cancels. A rounded sum leaves the same part of it in the whole row, which adds up in the product
