@@ -34,11 +34,16 @@ def taint(view: GraphView, classification: Classification) -> frozenset[str]:
 def _carried_to(node: OpNode, view: GraphView, classification: Classification) -> Iterator[OpNode]:
     """Yield the nodes that unsafety spreads to in one step."""
     for tensor in node.outputs:
-        if not tensor or not (classification.taint_through_decisions or view.tensors[tensor].dtype in _WIDE):
+        if not tensor or not (classification.taint_through_decisions or _is_wide(tensor, view)):
             continue
         for use in view.consumers.get(tensor, ()):
             if use not in classification.contained:
                 yield view.node[use.node]
+
+
+def _is_wide(tensor: str, view: GraphView) -> bool:
+    info = view.tensors.get(tensor)
+    return info is not None and info.dtype in _WIDE
 
 
 def _clear_leading_to_infer_or_deny(

@@ -75,10 +75,10 @@ def computed_numbers(view: GraphView, ranges: Mapping[str, ValueRange]) -> froze
 
     A table that is computed is data: nodes that compute it in a low precision round it.
     """
-    return frozenset(t for t in fixed(view) if t in ranges and ranges[t].lowest == ranges[t].highest)
+    return frozenset(t for t in fixed_tensors(view) if t in ranges and ranges[t].lowest == ranges[t].highest)
 
 
-def fixed(view: GraphView) -> AbstractSet[str]:
+def fixed_tensors(view: GraphView) -> AbstractSet[str]:
     """Tensors that are the same in every step: small constants, and what is computed of constants."""
     specs, tensors = current(), set(view.values)
     for node in view.nodes:

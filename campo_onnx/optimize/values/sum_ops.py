@@ -38,10 +38,10 @@ _MOST_MOVES = 32  # that are followed back, so that the time is linear in the le
 
 def gives_many_shares(node: OpNode, view: GraphView) -> bool:
     """Whether a node gives so many shares of a whole that products of two of them vanish."""
-    if node.op not in SHARES:
+    shape = view.shape(node.inputs[0]) if node.op in SHARES else None
+    if not shape:
         return False
-    axis, shape = int(node.attributes.get("axis", -1)), view.shape(node.inputs[0])
-    return shape is not None and shape[axis] >= _MANY_SHARES
+    return shape[int(node.attributes.get("axis", -1))] >= _MANY_SHARES
 
 
 def squared(node: OpNode, view: GraphView) -> str | None:

@@ -196,9 +196,9 @@ def squares_summed(values: GraphValues) -> Mapping[str, str]:
     """Find squares that lead to a sum, the sum, and what computes with it down to its root.
 
     A square overflows FP16 from 256 on and vanishes below 0.00024: a norm is then infinite or a fraction of
-    what it is. Squares that the low precision is proved to hold do not count, unless they are of differences
-    or of shares of many, which may be small. The root of a sum over more
-    than a few values may overflow itself: what reads it is FP32 too.
+    what it is. Squares that the low precision is proved to hold do not count, unless they are of differences,
+    sines or shares of many, which may be small. The root of a sum over more than a few values may overflow
+    itself: what reads it is FP32 too.
     """
     return _Squares(values).nodes
 
