@@ -169,13 +169,14 @@ def _in_own_units(
 ) -> Feeds:
     """Counts, prices and times: of every size from one to billions, and of the signs that were drawn."""
     rng = np.random.default_rng(2)
-    return {
-        name: (np.copysign(1.0, base[name]) * 2.0 ** rng.uniform(0.0, _OCTAVES, base[name].shape)).astype(
-            base[name].dtype
-        )
-        for name in _not_weights(view, base, trained)
-        if _varies(name, base[name], within) and not _is_mask(name, view)
-    }
+    own: Feeds = {}
+    for name in _not_weights(view, base, trained):
+        value = base[name]
+        holds_them = value.dtype != np.float16
+        if holds_them and _varies(name, value, within) and not _is_mask(name, view):
+            sizes = 2.0 ** rng.uniform(0.0, _OCTAVES, value.shape)
+            own[name] = np.copysign(sizes, value).astype(value.dtype)
+    return own
 
 
 def _indices(view: GraphView, base: Feeds, within: Mapping[str, object]) -> list[str]:

@@ -68,3 +68,10 @@ def test_it_holds_counts_of_every_size_and_what_is_declared() -> None:
     assert own.feeds["x"].min() >= 1.0
     assert own.feeds["x"].max() > 1e8
     np.testing.assert_array_equal(own.feeds["w"], others[0].feeds["w"])
+
+
+def test_fp16_holds_no_such_data() -> None:
+    text = "(float16[64, 64] x, float16[64, 64] w) => (float16[64, 64] y) { l = Log(x) y = MatMul(l, w) }"
+    batches = list(draw_batches(import_model(parser.parse_model(HEADER + text)).view, ["MatMul"]))
+    assert batches
+    assert not any(batch.doubtful for batch in batches)
