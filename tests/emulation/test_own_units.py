@@ -10,6 +10,7 @@ from campo_onnx import Options, oplists, optimize_model, target
 from campo_onnx.emulation.batches import draw_batches
 from campo_onnx.emulation.probe import Probed, probe
 from campo_onnx.ir.importer import import_model
+from campo_onnx.optimize.values.ranges import DeclaredRange
 
 HEADER = '<ir_version: 10, opset_import: ["": 20]> step '
 INPUTS = "(float[64,16] x, float[16,16] v, float[16,8] w) => (float[64,8] y)"
@@ -56,10 +57,9 @@ def test_of_two_inputs_the_one_that_products_bear_is_tried() -> None:
     assert "other" in outcome.optimized.plan.low_nodes
 
 
-def test_it_holds_counts_of_every_size_and_what_is_declared() -> None:
-    view = import_model(
-        parser.parse_model(f"{HEADER}{INPUTS} {{ l = Log(x) h = MatMul(l, v) y = MatMul(h, w) }}")
-    ).view
+def test_it_holds_counts_of_every_size_but_where_a_range_is_declared() -> None:
+    text = f"{HEADER}{INPUTS} {{ l = Log(x) h = MatMul(l, v) y = MatMul(h, w) }}"
+    view = import_model(parser.parse_model(text)).view
     products = [node.name for node in view.nodes if node.op.op_type == "MatMul"]
     *others, own = draw_batches(view, products)
     assert own.title == TITLE
@@ -68,6 +68,8 @@ def test_it_holds_counts_of_every_size_and_what_is_declared() -> None:
     assert own.feeds["x"].min() >= 1.0
     assert own.feeds["x"].max() > 1e8
     np.testing.assert_array_equal(own.feeds["w"], others[0].feeds["w"])
+    declared = draw_batches(view, products, {"x": DeclaredRange(lowest=1.0, highest=9.0)})
+    assert not any(batch.doubtful for batch in declared)
 
 
 def test_fp16_holds_no_such_data() -> None:

@@ -1,4 +1,4 @@
-"""Which nodes write new weights, state and statistics, and which inputs the outputs are new versions of."""
+"""Nodes that write new weights, state and statistics, and the inputs that outputs are new versions of."""
 
 import pytest
 
@@ -68,7 +68,7 @@ def test_running_statistics(read):
         [r] mr = Reshape(m, shape)
         [c] y = Sub(x, mr)
     }"""
-    # `y` has the shape of `x` and reads it, but is no update of it worth the name; it stays FP32 too.
+    # `c` counts, too: its result has the shape of `x`, which it reads. In FP32 it is right.
     assert update_of(read, text) >= {"k", "t", "n"}
     assert not update_of(read, text) & {"mean", "r"}
 

@@ -34,7 +34,8 @@ class GraphValues:
     needs: Mapping[str, Needs] = field(default_factory=dict)
     # Turns of the loops that add to a state and return it, by output.
     loops: Mapping[str, float] = field(default_factory=dict)
-    # Single numbers that are computed of constants and shapes: a fill, a number from FP64.
+    # Tensors that are the same in every step, and those of them whose elements all are one number.
+    fixed: AbstractSet[str] = frozenset()
     computed: AbstractSet[str] = frozenset()
 
     @property
@@ -70,12 +71,12 @@ class GraphValues:
         return self.range(tensor).bound <= self.low.largest
 
 
-def computed_numbers(view: GraphView, ranges: Mapping[str, ValueRange]) -> frozenset[str]:
-    """Tensors whose elements all are one number, computed of constants and shapes.
+def computed_numbers(fixed: AbstractSet[str], ranges: Mapping[str, ValueRange]) -> frozenset[str]:
+    """Fixed tensors whose elements all are one number: a fill, a number from FP64.
 
     A table that is computed is data: nodes that compute it in a low precision round it.
     """
-    return frozenset(t for t in fixed_tensors(view) if t in ranges and ranges[t].lowest == ranges[t].highest)
+    return frozenset(t for t in fixed if t in ranges and ranges[t].lowest == ranges[t].highest)
 
 
 def fixed_tensors(view: GraphView) -> AbstractSet[str]:

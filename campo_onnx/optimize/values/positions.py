@@ -12,7 +12,7 @@ from campo_onnx.ops.registry import having
 from campo_onnx.ops.values.range import ValueRange, from_integers
 from campo_onnx.ops.values.rule import of_type
 from campo_onnx.ops.values.traits import Trait
-from campo_onnx.optimize.values.graph_values import GraphValues, fixed_tensors
+from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.sum_ops import MOVES, SCALES, SHARES, SUMS_OF_FEW
 from campo_onnx.optimize.values.walk import leading_to
 
@@ -90,10 +90,9 @@ def raw_inputs(values: GraphValues) -> frozenset[str]:
     view = values.view
     data = view.data_inputs if values.scaling.forward else filter(view.is_float32, view.inputs)
     raw = {t for t in data if not values.range(t).is_bounded}
-    tables = fixed_tensors(view) if raw else ()
     for node in view.nodes if raw else ():
         # Not an index of another type.
-        inputs = [t for t in node.inputs if t in raw or (view.is_float32(t) and t not in tables)]
+        inputs = [t for t in node.inputs if t in raw or (view.is_float32(t) and t not in values.fixed)]
         if node.op in _SCALES | _CHOOSES and not raw.isdisjoint(inputs) and _are_in(inputs, raw, values):
             raw.update(filter(None, node.outputs[:1] if node.op in _CHOOSES else node.outputs))
     return frozenset(raw)

@@ -32,7 +32,7 @@ _SCATTERS = op_keys("ScatterElements ScatterND")
 WEIGHTED = CONTRACTIONS | op_keys("Conv ConvTranspose")
 _ALWAYS_SUMS = op_keys("AveragePool CumSum")
 _MANY_TERMS = 16
-_MANY_SHARES = 128  # of 0.008 each, whose products are no longer normal in FP16
+_MANY_SHARES = 128  # from so many on, the product of two is below FP16's smallest normal number
 _MOST_MOVES = 32  # that are followed back, so that the time is linear in the length of a chain
 
 

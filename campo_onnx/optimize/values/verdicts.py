@@ -15,7 +15,7 @@ from campo_onnx.optimize.values.gradient_sums import (
     products_summed,
     scaled_gradients_summed,
 )
-from campo_onnx.optimize.values.graph_values import GraphValues, Verdicts, computed_numbers
+from campo_onnx.optimize.values.graph_values import GraphValues, Verdicts, computed_numbers, fixed_tensors
 from campo_onnx.optimize.values.loss_scale import loss_scaling
 from campo_onnx.optimize.values.masks import unknown_masks
 from campo_onnx.optimize.values.products import unknown_products
@@ -44,6 +44,7 @@ def value_verdicts(
     """
     graph = unrolled(imported)
     view, ranges = graph.imported.view, value_ranges(imported, declared)
+    fixed = fixed_tensors(view)
     values = GraphValues(
         view=view,
         ports={node.name: ports.get(node.name, NO_FP32) for node in view.nodes},
@@ -53,7 +54,8 @@ def value_verdicts(
         declared=declared.keys(),
         needs=graph.needs,
         loops=graph.terms,
-        computed=computed_numbers(view, ranges),
+        fixed=fixed,
+        computed=computed_numbers(fixed, ranges),
     )
     verdicts: dict[str, Verdict] = {}
     for rule in RULES:

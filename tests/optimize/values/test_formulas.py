@@ -185,13 +185,6 @@ CASES = {
         CLASSES,
         "float[64,1] y",
     ),
-    "Hellinger's distance": Case(
-        f"""{TWO_SHARES} r = Sqrt(p) s = Sqrt(q) d = Sub(r, s) e = Mul(d, d) t = ReduceSum(e, rows)
-            y = Sqrt(t)""",
-        {"rows": i64(1)},
-        CLASSES,
-        "float[64,1] y",
-    ),
     "Bhattacharyya's coefficient of many classes": Case(
         f"{TWO_SHARES} m = Mul(p, q) s = Sqrt(m) y = ReduceSum(s, rows)",
         {"rows": i64(1)},
