@@ -14,6 +14,7 @@ from campo_onnx.ops.schema import has_cast_to
 from campo_onnx.ops.spec import Movement
 from campo_onnx.optimize.name_patterns import matching, pattern_of
 from campo_onnx.optimize.plan.reason import Reason, Verdict
+from campo_onnx.optimize.values.graph_values import fixed_tensors
 from campo_onnx.optimize.values.ranges import DeclaredRange
 from campo_onnx.optimize.values.verdicts import value_verdicts
 from campo_onnx.runtime.api import Support
@@ -95,11 +96,18 @@ def _of_compared(
 
 
 def _of_copies(verdicts: Mapping[str, Verdict], imported: Imported) -> Mapping[str, Verdict]:
-    """Nodes that hand on what stays FP32 to nodes that stay FP32: it must not be rounded in between."""
-    view, specs = imported.view, current()
-    sources: dict[str, str] = {}  # by node: what it hands on
+    """Nodes that hand on what stays FP32, or compute constants, for nodes that stay FP32 alone.
+
+    What those read must not be rounded on the way.
+    """
+    view, specs, fixed = imported.view, current(), fixed_tensors(imported.view)
+    sources: dict[str, str] = {}  # by node: what it hands on, or the constant that it computes
     for node in view.nodes:
         if node.name in verdicts or node.name in imported.low_as_given or not node.inputs:
+            continue
+        if fixed.issuperset(filter(None, node.outputs)):
+            if constants := [t for t in node.outputs if t in view.consumers]:
+                sources[node.name] = constants[0]
             continue
         producer = view.producer.get(node.inputs[0])
         is_copy = specs.spec(node.op).movement in _COPIES and view.is_float32(node.outputs[0])
@@ -108,7 +116,7 @@ def _of_copies(verdicts: Mapping[str, Verdict], imported: Imported) -> Mapping[s
     copies: dict[str, Verdict] = {}
     for node in reversed(view.nodes):
         if node.name in sources:
-            readers = {use.node for use in view.consumers.get(node.outputs[0], ())}
+            readers = {use.node for tensor in node.outputs for use in view.consumers.get(tensor, ())}
             if all(reader in verdicts or reader in copies for reader in readers):
                 copies[node.name] = Reason.HANDED_ON.of(tensor=sources[node.name])
     return copies

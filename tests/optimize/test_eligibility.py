@@ -75,6 +75,24 @@ def test_what_is_handed_on_between_fp32_nodes_is_not_rounded_on_the_way(fixed):
     }
 
 
+def test_constants_that_are_computed_for_fp32_nodes_alone_stay_fp32(fixed):
+    text = """(float[4] x) => (float[4] y, float[4] z) <int64[1] four = {4}> {
+        [fill] a = ConstantOfShape<value = float[1] {10000.0}>(four)
+        [turned] b = Neg(a)
+        [fp32] y = Pow(b, x)
+        [shared] c = ConstantOfShape<value = float[1] {3.0}>(four)
+        [reads] d = Pow(c, y)
+        [free] z = Pow(c, d)
+    }"""
+    verdicts = fixed(text, protected={"fp32": Reason.LOSS, "reads": Reason.LOSS})
+    assert {name: reason for name, (reason, _) in verdicts.items()} == {
+        "fill": Reason.HANDED_ON,
+        "turned": Reason.HANDED_ON,
+        "fp32": Reason.LOSS,
+        "reads": Reason.LOSS,
+    }
+
+
 def test_each_kind_of_verdict(fixed):
     assert fixed(GRAPH) == {
         "scalar": (Reason.SCALAR_INPUT, "reads the scalar input 'lr', whose size the graph does not tell"),

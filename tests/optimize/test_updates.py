@@ -14,6 +14,7 @@ def update_of(read, text):
     [
         ("[d] d = Mul(gt, lr) [n] new = Sub(w, d)", "d n"),
         ("[s] s = Mul(v, mu) [v2] nv = Add(s, gt) [d] d = Mul(nv, lr) [n] new = Sub(w, d)", "s v2 d n"),
+        ('[d] d = Einsum<equation="ab,->ab">(gt, lr) [n] new = Sub(w, d)', "d n"),
         # JAX spreads the learning rate first, and keeps the old weight where a gradient is not finite.
         (
             "[e] l = Expand(lr, shape) [d] d = Mul(gt, l) [n0] nw = Sub(w, d) [n] new = Where(ok, nw, w)",

@@ -235,6 +235,8 @@ class Functions:
             (a, here), (b, there) = (parts[t] for t in varying)
             if here != there:
                 self._crossed[outputs[0]] = frozenset({a, b})
+        if node.op in MOVES_AND_SIGNS and varying[0] in self._crossed:
+            self._crossed[outputs[0]] = self._crossed[varying[0]]
 
     def _computed_as(self, tensor: str) -> str:
         """A name that tensors share which two like nodes compute, of the same values."""

@@ -8,6 +8,7 @@ from campo_onnx.ir.walk import Walk
 from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.registry import current
 from campo_onnx.ops.spec import Family
+from campo_onnx.optimize.plain_words import contracted_terms
 from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.sum_ops import (
     MOVES,
@@ -18,7 +19,6 @@ from campo_onnx.optimize.values.sum_ops import (
     SCALES,
     SUMS,
     WEIGHTED,
-    contracted_terms,
     is_mean,
     is_sum,
     leading_to_sums,

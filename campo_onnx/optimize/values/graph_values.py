@@ -5,6 +5,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from campo_onnx.ir.memo import remembered
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
@@ -79,7 +80,8 @@ def computed_numbers(fixed: AbstractSet[str], ranges: Mapping[str, ValueRange]) 
     return frozenset(t for t in fixed if t in ranges and ranges[t].lowest == ranges[t].highest)
 
 
-def fixed_tensors(view: GraphView) -> AbstractSet[str]:
+@remembered
+def fixed_tensors(view: GraphView) -> frozenset[str]:
     """Tensors that are the same in every step: small constants, and what is computed of constants."""
     specs, tensors = current(), set(view.values)
     for node in view.nodes:
@@ -87,4 +89,4 @@ def fixed_tensors(view: GraphView) -> AbstractSet[str]:
         is_fixed = bool(read) and all(t in tensors or view.is_constant(t) for t in (*read, *node.captures))
         if is_fixed and not specs.spec(node.op).draws:
             tensors.update(filter(None, node.outputs))
-    return tensors
+    return frozenset(tensors)

@@ -4,11 +4,12 @@ import math
 from collections.abc import Iterator
 
 from campo_onnx.ir.view import GraphView, OpNode
-from campo_onnx.ops.facts import axes_of, work_of
+from campo_onnx.ops.facts import axes_of
 from campo_onnx.ops.gemms import einsum_terms
 from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.registry import having
 from campo_onnx.ops.values.traits import Trait
+from campo_onnx.optimize.plain_words import contracted_terms
 from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.walk import leading_to
 
@@ -175,12 +176,6 @@ def _overlap(one: tuple[int, ...], axis: int, other: tuple[int, ...], its: int) 
 def is_mean(node: OpNode) -> bool:
     """Whether a sum is divided by the number of its terms."""
     return node.op.op_type.endswith(("Mean", "Pool"))
-
-
-def contracted_terms(node: OpNode, view: GraphView) -> int:
-    """The number of products that a product of matrices adds up; 0 where a shape is unknown."""
-    products = sum(g.m * g.n * g.k * g.batch for g in work_of(view.signature(node.name)).gemms[:1])
-    return products // max(view.tensors[node.outputs[0]].elements or products, 1)
 
 
 def _is_sum(node: OpNode, view: GraphView) -> bool:

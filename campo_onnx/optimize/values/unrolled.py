@@ -19,26 +19,20 @@ from campo_onnx.ir.view import GraphView, OpNode, TensorInfo, TensorKind
 from campo_onnx.ops.fold import fold, is_small, may_fold
 from campo_onnx.ops.key import OpKey, op_keys
 from campo_onnx.ops.values.need import EXACT, Need, Needs
+from campo_onnx.optimize.plain_words import in_plain_words
 from campo_onnx.optimize.values.loops import (
     accumulating_outputs,
     factors_of_states,
     growing_outputs,
     scanned_axes,
 )
-from campo_onnx.optimize.values.sum_ops import contracted_terms
 
 _FLOAT, _DOUBLE = int(TensorProto.FLOAT), int(TensorProto.DOUBLE)
-_MUL, _SUM, _TRANSPOSE = OpKey("", "Mul"), OpKey("", "ReduceSum"), OpKey("", "Transpose")
-_ADD, _RENAMED = OpKey("", "Add"), op_keys("Einsum MatMul Sum")
 _FILL = OpKey("", "ConstantOfShape")
 
 
 def in_normal_form(view: GraphView, protos: Iterable[NodeProto]) -> GraphView:
-    """Take numbers in FP64 as numbers, fold constants, and name products and sums by what they are.
-
-    A product of matrices without a sum is a Mul, an Einsum of one tensor a sum or a transposition, and a
-    Sum of two an Add.
-    """
+    """Take numbers in FP64 as numbers, fold constants, and put products and sums in plain words."""
     tensors, values = dict(view.tensors), dict(view.values)
     for name, info in view.tensors.items():
         if info.dtype == _DOUBLE:
@@ -53,21 +47,9 @@ def in_normal_form(view: GraphView, protos: Iterable[NodeProto]) -> GraphView:
             read = [values[t] for t in node.inputs]
             folded = fold(proto, [value.shape for value in read], read, view.opset.get(node.op.domain, 1))
             values.update((output.name, value) for value in folded if value is not None)
-    nodes = tuple(_named(node, view) if node.op in _RENAMED else node for node in view.nodes)
-    is_normal = tensors == view.tensors and nodes == view.nodes and len(values) == len(view.values)
+    nodes = in_plain_words(view).nodes
+    is_normal = tensors == view.tensors and nodes is view.nodes and len(values) == len(view.values)
     return view if is_normal else replace(view, nodes=nodes, tensors=tensors, values=values)
-
-
-def _named(node: OpNode, view: GraphView) -> OpNode:
-    """Name a sum of two, and a product that sums nothing or has one factor, by what it does to elements."""
-    if node.op.label == "Sum":
-        return replace(node, op=_ADD) if len(node.inputs) == 2 else node
-    if any(t not in view.tensors for t in (*node.inputs, *node.outputs)):
-        return node
-    before, after = (view.tensors[t].elements for t in (node.inputs[0], node.outputs[0]))
-    if len(node.inputs) == 1:
-        return replace(node, op=_SUM if before is None or before != after else _TRANSPOSE)
-    return replace(node, op=_MUL) if len(node.inputs) == 2 and contracted_terms(node, view) == 1 else node
 
 
 _CONTROL_FLOW = op_keys("If Loop Scan")
