@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ OPSET = 20
 _NO_GRADIENT = ("flash_attention", "efficient_attention", "cudnn_attention")
 
 
+@cache  # it asks a thousand operations for their names
 def decompositions() -> Mapping[Any, Any]:
     """Give what is taken apart: the Core ATen set's operations, where we have no translation.
 
