@@ -25,7 +25,6 @@ from campo_onnx.optimize.values.sum_ops import (
     SUMS_OF_SQUARES,
     is_sum,
     leading_to_sums,
-    summed_input,
 )
 from campo_onnx.optimize.values.sums import Accumulated
 
@@ -147,7 +146,7 @@ class _Close:
                 self._residuals.add(node.outputs[0])
             elif is_sum(node, values) and not self._residuals.isdisjoint(varying):
                 need = need if self._has_one_sign(node) else EXACT
-        is_followed = summed_input(node, view) is not None or node.op in _EXTREMES
+        is_followed = is_sum(node, values) or node.op in _EXTREMES
         is_followed = is_followed or self._functions.are_placed(node)
         if self._are_of_data(varying) and is_followed:
             self._of_data.update(filter(view.is_float32, node.outputs))

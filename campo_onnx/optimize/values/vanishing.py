@@ -9,7 +9,7 @@ from campo_onnx.ops.key import OpKey, op_keys
 from campo_onnx.ops.registry import having
 from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.values.graph_values import GraphValues
-from campo_onnx.optimize.values.sum_ops import CONTRACTIONS, MOVES_AND_SIGNS, SUMS_OF_FEW
+from campo_onnx.optimize.values.sum_ops import CONTRACTIONS, MOVES, MOVES_AND_SIGNS, SUMS_OF_FEW
 from campo_onnx.optimize.values.walk import Labels, carried, leading_to
 
 _PROBABILITIES = having(Trait.NEAR_ZERO)
@@ -70,9 +70,17 @@ def divisors(values: GraphValues) -> Mapping[str, str]:
     for name, tensor in nodes.items():
         vanishes.mark(view.node[name].outputs, tensor)
 
+    def inverts(tensor: str) -> bool:
+        producer = view.producer.get(view.origin(tensor, MOVES))
+        if producer is None or (producer.op.label == "Div" and not values.is_constant(producer.inputs[0])):
+            return False
+        return bool(vanishes.first(_divisors(producer, view)))
+
     def beside(node: OpNode) -> Iterator[str]:
         if node.op.label == "Div" and node.inputs[1] in vanishes:
             yield node.inputs[0]
+        elif node.op.label == "Mul":
+            yield from (t for t, other in zip(node.inputs, node.inputs[::-1], strict=True) if inverts(other))
 
     nodes |= _from_probabilities(values, leading_to(view, beside, through), _SUMS)
     for node in view.nodes:

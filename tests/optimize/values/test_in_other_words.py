@@ -93,6 +93,18 @@ CASES = {
         {"last": i64(1)},
         CLOSE,
     ),
+    "vectors of unit length that are close, their squares summed by ones": Case(
+        """as = Mul(a, a) bs = Mul(b, b) an = MatMul(as, ones) bn = ReduceSum(bs, last)
+           ar = Sqrt(an) br = Sqrt(bn) u = Div(a, ar) v = Div(b, br) n = Neg(v) s = Add(n, u) y = MatMul(s, w)""",
+        {"last": i64(1), "ones": f32(np.ones((64, 1)))},
+        {"a": CLOSE["a"], "b": CLOSE["a"] + CLOSE["noise"], "w": XW["w"]},
+    ),
+    "a running mean with weights that decay, by a reciprocal": Case(
+        """h = MatMul(x, w) d = Sub(h, decay) m = ReduceMax(d, first) k = Sub(d, m) e = Exp(k) p = Mul(e, v)
+           s = CumSum(p, at) t = CumSum(e, at) r = Reciprocal(t) y = Mul(s, r)""",
+        {"first": i64(0), "at": np.array(0), "decay": f32(np.arange(64)[::-1, None] * 0.5)},
+        {**XW, "v": f32(OWN.normal(size=(64, 64)))},
+    ),
     "a difference of decays, one of them a power": Case(
         """t = MatMul(x, w) h = Mul(t, slow) k = Mul(t, fast) i = Neg(h) j = Neg(k) e = Exp(i)
            f = Pow(base, j) y = Sub(e, f)""",
