@@ -49,7 +49,7 @@ def unknown_products(values: GraphValues) -> Mapping[str, str]:
             nodes[node.name] = products[output] = output
         elif product := products.first(node.inputs):
             nodes[node.name] = product
-            if node.op in _SCALING:
+            if node.op in _SCALING or degrees.is_still_product(node):
                 products.mark(filter(view.is_float32, node.outputs), product)
     return nodes
 
@@ -101,6 +101,11 @@ class _Degrees:
         dividend, origin = (self._view.origin(t, MOVES) for t in (node.inputs[0], divisor))
         is_of_sums = dividend in self._of_sums and origin in self._sums
         return node.inputs if is_of_sums or self._of_products(divisor) else ()
+
+    def is_still_product(self, node: OpNode) -> bool:
+        """Whether a node inverts a product, or takes a root of so many factors that two and more are left."""
+        is_root_of_many = is_root(node, self._view) and self._of(node.outputs[0]) >= _TWO
+        return is_root_of_many or (self._divisor(node) is not None and node.op.label != "Div")
 
     def _divisor(self, node: OpNode) -> str | None:
         if node.op in _DIVISIONS:

@@ -13,7 +13,7 @@ RATES = OWN.uniform(0.5, 1, (64, 1))
 TABLE = {name: f32(OWN.integers(800, 2000, (64, 2))) for name in "ijkl"} | {"w": f32(np.eye(2))}
 MATTHEWS = """a = MatMul(i, w) b = MatMul(j, w) c = MatMul(k, w) d = MatMul(l, w) p = Mul(a, d) q = Mul(b, c)
     n = Sub(p, q) ab = Add(a, b) ac = Add(a, c) bd = Add(b, d) cd = Add(c, d) s = Mul(ab, ac) t = Mul(s, bd)
-    u = Mul(t, cd) r = Sqrt(u) {} y = Div(n, m)"""
+    u = Mul(t, cd) r = Sqrt(u) {}"""
 ALIBI = """c = CumSum(mask, axis) f = Cast<to = 1>(c) {} b = Mul(n, slope) h = MatMul(x, k) s = Add(h, b)
     p = Softmax(s) y = MatMul(p, v)"""
 HALF = {"half": f32(0.5), "minus": f32(-0.5)}
@@ -95,7 +95,8 @@ CASES = {
     ),
     "vectors of unit length that are close, their squares summed by ones": Case(
         """as = Mul(a, a) bs = Mul(b, b) an = MatMul(as, ones) bn = ReduceSum(bs, last)
-           ar = Sqrt(an) br = Sqrt(bn) u = Div(a, ar) v = Div(b, br) n = Neg(v) s = Add(n, u) y = MatMul(s, w)""",
+           ar = Sqrt(an) br = Sqrt(bn) u = Div(a, ar) v = Div(b, br) n = Neg(v) s = Add(n, u)
+           y = MatMul(s, w)""",
         {"last": i64(1), "ones": f32(np.ones((64, 1)))},
         {"a": CLOSE["a"], "b": CLOSE["a"] + CLOSE["noise"], "w": XW["w"]},
     ),
@@ -128,7 +129,11 @@ CASES = {
             TABLE,
             "float[64,2] y",
         )
-        for moved, way in (("named", "m = Identity(r)"), ("reshaped", "m = Reshape(r, shape)"))
+        for moved, way in (
+            ("named", "m = Identity(r) y = Div(n, m)"),
+            ("reshaped", "m = Reshape(r, shape) y = Div(n, m)"),
+            ("inverted", "m = Reciprocal(r) y = Mul(n, m)"),
+        )
     },
     "a short distance in FP64 on the way": Case(
         """h = MatMul(x, w) s = Sin(h) q = Pow(s, two) t = ReduceSum(q, last) d = Cast<to = 11>(t)
