@@ -229,14 +229,13 @@ class Functions:
             whole = self._computed_as(view.origin(varying[0], MOVES))
             place = " ".join(str(view.values[t].tolist()) for t in node.inputs[1:] if t in view.values)
             parts.update((t, (whole, f"{place} {i}")) for i, t in enumerate(outputs))
-        elif node.op in MOVES and varying[0] in parts:
-            parts[outputs[0]] = parts[varying[0]]
+        elif node.op in SCALED and len(varying) == 1:  # moved, negated, or times a constant
+            parts.update((outputs[0], parts[t]) for t in varying if t in parts)
+            self._crossed.update((outputs[0], self._crossed[t]) for t in varying if t in self._crossed)
         elif node.op.label == "Mul" and len(varying) == 2 and all(t in parts for t in varying):
             (a, here), (b, there) = (parts[t] for t in varying)
             if here != there:
                 self._crossed[outputs[0]] = frozenset({a, b})
-        if node.op in MOVES_AND_SIGNS and varying[0] in self._crossed:
-            self._crossed[outputs[0]] = self._crossed[varying[0]]
 
     def _computed_as(self, tensor: str) -> str:
         """A name that tensors share which two like nodes compute, of the same values."""

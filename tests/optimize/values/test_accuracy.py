@@ -286,11 +286,12 @@ CASES = {
         {**XW, "z": CLOSE},
         "float[64,32] y",
     ),
-    "determinants of vectors that are all but parallel, one product negated": Case(
+    "determinants of vectors that are all but parallel, one product negated and both halved": Case(
         """h = MatMul(x, w) n = Mul(z, small) k = Add(h, n)
            a, b = Split<axis = 1, num_outputs = 2>(h) c, d = Split<axis = 1, num_outputs = 2>(k)
-           ad = Mul(a, d) bc = Mul(b, c) m = Neg(bc) y = Add(ad, m)""",
-        {"small": f32(0.02)},
+           ah = Mul(a, half) ad = Mul(ah, d) bc = Mul(b, c)
+           bh = Mul(bc, half) m = Neg(bh) y = Add(ad, m)""",
+        {"small": f32(0.02), "half": f32(0.5)},
         {**XW, "z": CLOSE},
         "float[64,32] y",
     ),
