@@ -2,6 +2,7 @@
 
 import math
 import random
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -89,12 +90,22 @@ def steps_of(imported, feeds=None):
     return EmulatedSteps(references_of(imported, [batch_of(imported)] if feeds is None else feeds))
 
 
+@cache
+def one_by_one(name):
+    """Errors of all roundings of a graph, each of its own, and what was told of the progress."""
+    imported, problem, _ = posed(name)
+    told = []
+    single = measure_sensitivities(
+        problem, steps_of(imported), tell=lambda done, most: told.append((done, most))
+    )
+    return single, told
+
+
 @pytest.mark.parametrize("name", ["mlp", "alexnet_like"])
 @pytest.mark.parametrize("has_rules", [True, False])
 def test_with_few_runs_neighbours_share_what_they_do_together(name, has_rules, monkeypatch):
     imported, problem, _ = posed(name)
-    steps, told = steps_of(imported), []
-    single = measure_sensitivities(problem, steps, tell=lambda done, most: told.append((done, most)))
+    steps, (single, told) = steps_of(imported), one_by_one(name)
     assert (single.together, single.directions) == (0, 0)
     assert single.runs == len(single.squared_errors) == len(told)
     if not has_rules:
@@ -115,7 +126,7 @@ def test_first_order_is_what_single_roundings_do():
     """Where nothing chooses: rectifiers and poolings of other values change a gradient at once."""
     imported, problem, _ = posed("mlp")
     steps = steps_of(imported)
-    single = measure_sensitivities(problem, steps).squared_errors
+    single = one_by_one("mlp")[0].squared_errors
     model = first_order(problem, steps.references, [*single])
     sums = [model.sums(steps.references[0], direction) for direction in range(16)]
     factors = [

@@ -49,9 +49,13 @@ CHOICES = (("training.least_probability", 7000965), ("instruments.hue", 7002349)
 """Values next to a threshold, or to where a remainder jumps."""
 
 
+ONE_IN = 6
+"""Formulas whose plans are tried on data, too: that takes most of the time, and can only raise nodes to FP32."""
+
+
 @pytest.mark.parametrize("seed", range(len(TEMPLATES)))
 def test_a_formula_is_right_or_fp32(seed: int) -> None:
-    row = outcome_of(seed)
+    row = outcome_of(seed, tuple(Tried) if seed % ONE_IN == 0 else (Tried.NOTHING,))
     assert row["outcome"] in RIGHT, row
 
 
