@@ -50,7 +50,7 @@ CHOICES = (("training.least_probability", 7000965), ("instruments.hue", 7002349)
 
 
 ONE_IN = 6
-"""Formulas whose plans are tried on data, too: that takes most of the time, and can only raise nodes to FP32."""
+"""Formulas whose plans are tried on data, too, which takes most of the time and only raises nodes to FP32."""
 
 
 @pytest.mark.parametrize("seed", range(len(TEMPLATES)))
