@@ -14,7 +14,7 @@ from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.registry import Ops, having, spec
 from campo_onnx.ops.spec import PRODUCTS_AND_NORMS, Family
 from campo_onnx.ops.values.traits import Trait
-from campo_onnx.optimize.plain_words import in_plain_words
+from campo_onnx.optimize.canonical import with_canonical_ops
 
 _ELEMENTWISE = having(Trait.ADDS, Trait.SCALES, Trait.SIGN) | op_keys(
     "Cast Clip Identity Max Mean Min Pow Reciprocal Shrink Sign Sqrt Where"
@@ -59,7 +59,7 @@ def earlier_versions(view: GraphView) -> Mapping[str, tuple[str, ...]]:
 @remembered
 def _updates(view: GraphView) -> _Updates:
     """Follow inputs to the outputs of their shape, and go back from these."""
-    view = in_plain_words(view)
+    view = with_canonical_ops(view)
     inputs = [t for t in view.inputs if view.is_float32(t) and view.shape(t) is not None]
     alike: dict[tuple[int, ...] | None, int] = {}  # by shape: a bit for each of its inputs
     for i, tensor in enumerate(inputs):

@@ -229,9 +229,10 @@ class Functions:
             whole = self._computed_as(view.origin(varying[0], MOVES))
             place = " ".join(str(view.values[t].tolist()) for t in node.inputs[1:] if t in view.values)
             parts.update((t, (whole, f"{place} {i}")) for i, t in enumerate(outputs))
-        elif node.op in SCALED and len(varying) == 1:  # moved, negated, or times a constant
-            parts.update((outputs[0], parts[t]) for t in varying if t in parts)
-            self._crossed.update((outputs[0], self._crossed[t]) for t in varying if t in self._crossed)
+        elif node.op in MOVES or (node.op in SCALED and len(varying) == 1):  # or times a constant
+            data = varying[0]
+            parts.update({outputs[0]: parts[data]} if data in parts else {})
+            self._crossed.update({outputs[0]: self._crossed[data]} if data in self._crossed else {})
         elif node.op.label == "Mul" and len(varying) == 2 and all(t in parts for t in varying):
             (a, here), (b, there) = (parts[t] for t in varying)
             if here != there:

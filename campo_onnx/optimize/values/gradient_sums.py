@@ -8,7 +8,7 @@ from campo_onnx.ir.walk import Walk
 from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.registry import current
 from campo_onnx.ops.spec import Family
-from campo_onnx.optimize.plain_words import contracted_terms
+from campo_onnx.optimize.canonical import contracted_terms
 from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.sum_ops import (
     MOVES,

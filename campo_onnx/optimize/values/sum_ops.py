@@ -9,7 +9,7 @@ from campo_onnx.ops.gemms import einsum_terms
 from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.registry import having
 from campo_onnx.ops.values.traits import Trait
-from campo_onnx.optimize.plain_words import contracted_terms
+from campo_onnx.optimize.canonical import contracted_terms
 from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.walk import leading_to
 

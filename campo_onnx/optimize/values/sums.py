@@ -11,7 +11,7 @@ from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.registry import having
 from campo_onnx.ops.values.traits import Trait
-from campo_onnx.optimize.plain_words import contracted_terms
+from campo_onnx.optimize.canonical import contracted_terms
 from campo_onnx.optimize.values.functions import Signs
 from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.sum_ops import (

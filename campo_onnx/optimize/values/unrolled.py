@@ -19,7 +19,7 @@ from campo_onnx.ir.view import GraphView, OpNode, TensorInfo, TensorKind
 from campo_onnx.ops.fold import fold, is_small, may_fold
 from campo_onnx.ops.key import OpKey, op_keys
 from campo_onnx.ops.values.need import EXACT, Need, Needs
-from campo_onnx.optimize.plain_words import in_plain_words
+from campo_onnx.optimize.canonical import with_canonical_ops
 from campo_onnx.optimize.values.loops import (
     accumulating_outputs,
     factors_of_states,
@@ -32,7 +32,7 @@ _FILL = OpKey("", "ConstantOfShape")
 
 
 def in_normal_form(view: GraphView, protos: Iterable[NodeProto]) -> GraphView:
-    """Take numbers in FP64 as numbers, fold constants, and put products and sums in plain words."""
+    """Take numbers in FP64 as numbers, fold constants, and name products and sums by what they are."""
     tensors, values = dict(view.tensors), dict(view.values)
     for name, info in view.tensors.items():
         if info.dtype == _DOUBLE:
@@ -47,7 +47,7 @@ def in_normal_form(view: GraphView, protos: Iterable[NodeProto]) -> GraphView:
             read = [values[t] for t in node.inputs]
             folded = fold(proto, [value.shape for value in read], read, view.opset.get(node.op.domain, 1))
             values.update((output.name, value) for value in folded if value is not None)
-    nodes = in_plain_words(view).nodes
+    nodes = with_canonical_ops(view).nodes
     is_normal = tensors == view.tensors and nodes is view.nodes and len(values) == len(view.values)
     return view if is_normal else replace(view, nodes=nodes, tensors=tensors, values=values)
 

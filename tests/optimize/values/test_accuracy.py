@@ -295,6 +295,14 @@ CASES = {
         {**XW, "z": CLOSE},
         "float[64,32] y",
     ),
+    "determinants of vectors that are all but parallel, one part in a shape that is computed": Case(
+        """h = MatMul(x, w) n = Mul(z, small) k = Add(h, n)
+           a, b = Split<axis = 1, num_outputs = 2>(h) c, d = Split<axis = 1, num_outputs = 2>(k)
+           e = Reshape(a, shape) ad = Mul(e, d) bc = Mul(b, c) y = Sub(ad, bc)""",
+        {"small": f32(0.02)},
+        {**XW, "z": CLOSE, "shape": i64(64, 32)},
+        "float[64,32] y",
+    ),
     "scores and distances": Case(
         "h = MatMul(x, w) b = Mul(places, slope) s = Add(h, b) y = Softmax<axis = 1>(s)",
         {"places": f32(np.arange(1024).reshape(1, 1024)), "slope": f32(0.06)},

@@ -11,7 +11,7 @@ _MUL, _SUM, _TRANSPOSE = OpKey("", "Mul"), OpKey("", "ReduceSum"), OpKey("", "Tr
 _ADD, _RENAMED = OpKey("", "Add"), op_keys("Einsum MatMul Sum")
 
 
-def in_plain_words(view: GraphView) -> GraphView:
+def with_canonical_ops(view: GraphView) -> GraphView:
     """Name products and sums by what they are; a graph that does so already is handed back.
 
     A product of matrices without a sum is a Mul, an Einsum of one tensor a sum or a transposition, and a
