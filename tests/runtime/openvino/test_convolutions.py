@@ -126,3 +126,78 @@ def test_only_what_is_wrong_is_written_otherwise(has_tiles, monkeypatch):
         assert not is_changed(*case, 1)
     assert all(is_changed(*case, dtype) for case in (*SINGLE, *BLIND) for dtype in (1, 16))
     assert not any(is_changed(*case, dtype) for case in PLAIN for dtype in (1, 16))
+
+
+IMAGES = {  # by shapes: whether Transposes precede a Reshape of what a convolution makes
+    (4, 48, 16, 16): True,
+    (2, 16, 8, 8): True,
+    (1, 64, 5, 6, 7): True,
+    (4, 8, 16, 16): False,
+    (4, 80, 16, 16): False,
+    (1, 32, 8, 8): False,
+    (4, 32, 64): False,
+}
+
+
+def reshaped(shape, kind="float", result="n, c, m"):
+    """A convolution by a kernel of one number, Relu, and the image as rows; something else reads it, too."""
+    batch, channels, *image = shape
+    sizes = ", ".join(map(str, shape))
+    ones = ", ".join("1" for _ in image)
+    pixels = int(np.prod(image))
+    rows = f"{batch}, {channels}, {pixels}" if result == "n, c, m" else f"{batch * channels * pixels}"
+    to = f"[{len(rows.split(', '))}]"
+    return f"""
+        g ({kind}[{sizes}] x, {kind}[{channels}, {channels}, {ones}] w)
+        => ({kind}[{rows}] y, {kind}[{batch}, {channels}, {ones}] z)
+        <int64{to} to = {{{rows}}}> {{
+            c = Conv(x, w) r = Relu(c) s = Mul(r, c) y = Reshape(s, to) z = GlobalAveragePool(s) }}"""
+
+
+def transposes(model):
+    graph = ov.Core().read_model(model.SerializeToString())
+    repairs.repair(graph)
+    return sum(node.get_type_name() == "Transpose" for node in graph.get_ops())
+
+
+@pytest.mark.parametrize("result", ["n, c, m", "a row"])
+@pytest.mark.parametrize(("shape", "is_slow"), IMAGES.items())
+def test_images_of_a_convolution_come_out_of_its_layout_by_transposes(shape, is_slow, result):
+    model = parse_model(reshaped(shape, result=result), 22)
+    channels, ones = shape[1], (1,) * (len(shape) - 2)
+    rng = np.random.default_rng(0)
+    feeds = {"x": rng.normal(size=shape), "w": rng.normal(size=(channels, channels, *ones))}
+    feeds = {name: value.astype(np.float32) for name, value in feeds.items()}
+    assert transposes(model) == 2 * is_slow
+    expected, computed = (runtime.load(model, "cpu").run(feeds) for runtime in (ORT, RUNTIME))
+    for name in ("y", "z"):
+        np.testing.assert_allclose(computed[name], expected[name], rtol=1e-4, atol=1e-4)
+
+
+def copies_of_images(graph, shape):
+    """Copies of images of a shape that the plugin adds by itself, out of another layout."""
+    executed = ov.Core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).get_runtime_model()
+    return [
+        node
+        for node in executed.get_ops()
+        if node.get_rt_info()["layerType"].astype(str) == "Reorder"
+        and node.get_rt_info()["outputLayouts"].astype(str) == "abcd"
+        and tuple(node.get_output_shape(0)) == shape
+    ]
+
+
+def test_the_plugin_copies_no_image_by_itself_in_fp32():
+    """Its own copy of 48 channels took more than half of the time of some steps; BF16 has a fast one."""
+    shape = (4, 48, 16, 16)
+    graph = ov.Core().read_model(parse_model(reshaped(shape), 22).SerializeToString())
+    assert copies_of_images(graph, shape)
+    repairs.repair(graph)
+    assert not copies_of_images(graph, shape)
+    assert transposes(parse_model(reshaped(shape, "bfloat16"), 22)) == 0
+
+
+def test_an_image_that_no_convolution_made_is_reshaped_as_it_is():
+    model = """
+        g (float[4, 48, 16, 16] x) => (float[4, 48, 256] y)
+        <int64[3] to = {4, 48, 256}> { r = Relu(x) y = Reshape(r, to) }"""
+    assert transposes(parse_model(model, 22)) == 0
