@@ -44,6 +44,7 @@ def test_predictions_of_fp16_times():
     ("start", "shipped"),
     [
         ("| OpenVINO in BF16, AMD EPYC", "zen4-openvino-bf16"),
+        ("| OpenVINO in BF16, Zen 5", "zen5-openvino-bf16"),
         ("| OpenVINO in BF16 on tiles", "cpu_amx-openvino-bf16"),
         ("| ONNX Runtime on CUDA", "h200-fp16"),
     ],

@@ -56,10 +56,10 @@ def fit_in_step(steps: Sequence[MeasuredStep]) -> InStep:
     errors: list[float] = []
     for graph in graphs:
         others = [step for step in steps if step.graph != graph] or list(steps)
-        fitted = InStep(factors=_factors(others))
+        fitted = InStep(factors=factors_of(others))
         errors += [error_of(fitted, step) for step in steps if step.graph == graph]
     return InStep(
-        factors=_factors(steps),
+        factors=factors_of(steps),
         steps=len(steps),
         graphs=len(graphs),
         error=fmean(errors),
@@ -77,7 +77,8 @@ def error_of(in_step: InStep, step: MeasuredStep) -> float:
     return abs(step_us(in_step, step.parts_us) / step.measured_us - 1)
 
 
-def _factors(steps: Sequence[MeasuredStep]) -> Mapping[str, float]:
+def factors_of(steps: Sequence[MeasuredStep]) -> Mapping[str, float]:
+    """Fit the factors alone, by value of :class:`Part`."""
     parts = [part for part in Part if any(step.parts_us.get(part, 0.0) > 0 for step in steps)]
     shares = [[step.parts_us.get(part, 0.0) / step.measured_us for part in parts] for step in steps]
     prior = np.sqrt(STRENGTH) * np.eye(len(parts))

@@ -12,11 +12,11 @@ from statistics import fmean, median
 from typing import Any
 
 from benchmarks.measured import summary
-from benchmarks.measured.factors import ALONE, MeasuredStep, fit_in_step, step_us
+from benchmarks.measured.factors import ALONE, MeasuredStep, factors_of, fit_in_step, step_us
 from benchmarks.measured.plans import FP32, PLANS, folder_of
 from campo_onnx.bench.statistics import paired_speedup
 from campo_onnx.calibrate.calibration import Calibration
-from campo_onnx.calibrate.in_step import Part
+from campo_onnx.calibrate.in_step import InStep, Part
 from campo_onnx.costs.estimated import estimate
 from campo_onnx.costs.parts import parts_of
 from campo_onnx.costs.predicted import CostModel
@@ -167,7 +167,7 @@ def _predictions(plans: Sequence[Measured], model: str) -> Mapping[tuple[str, st
         return {(p.network, p.plan): sum(p.parts_us[model].values()) for p in plans}
     predicted_us = {}
     for network in dict.fromkeys(p.network for p in plans):
-        in_step = fit_in_step([p.step for p in plans if p.network != network])
+        in_step = InStep(factors=factors_of([p.step for p in plans if p.network != network]))
         predicted_us |= {
             (network, p.plan): step_us(in_step, p.step.parts_us) for p in plans if p.network == network
         }
