@@ -81,8 +81,9 @@ def _sizes(signature: Signature) -> tuple[int, int]:
 
 def binned(layers: Sequence[Facts]) -> list[Facts]:
     """Count by operator, window and image (Figures 3 and 4) how often BF16 is faster, and by how much."""
-    key = {id(one): (one["op"], _bin(one["kernel"], _KERNELS), _bin(one["side"], _SIDES)) for one in layers}
-    ordered = sorted(layers, key=lambda one: key[id(one)])
+    timed = [one for one in layers if one["fp32_us"] and one["low_us"]]  # the runtime's clock counts whole us
+    key = {id(one): (one["op"], _bin(one["kernel"], _KERNELS), _bin(one["side"], _SIDES)) for one in timed}
+    ordered = sorted(timed, key=lambda one: key[id(one)])
     return [*_bins(ordered, key)]
 
 

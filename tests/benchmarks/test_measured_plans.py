@@ -104,7 +104,8 @@ def test_layers_are_binned_by_window_and_image() -> None:
     layer = {"op": "Conv", "kernel": 3, "side": 30, "fp32_us": 8.0, "low_us": 4.0}
     slower = layer | {"side": 17, "low_us": 16.0}
     large = layer | {"op": "MaxPool", "side": 100}
-    bins = layers.binned([layer, large, slower])
+    untimed = layer | {"low_us": 0.0}  # shorter than the runtime's clock counts
+    bins = layers.binned([layer, large, slower, untimed])
     assert [(b["op"], b["kernel"], b["side"], b["layers"], b["faster"]) for b in bins] == [
         ("Conv", 3, 32, 2, 1),
         ("MaxPool", 3, 0, 1, 1),
