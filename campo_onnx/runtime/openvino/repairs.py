@@ -16,8 +16,9 @@ _CONVOLUTIONS = {"Convolution": "convolution", "GroupConvolution": "group_convol
 _GROUPED = frozenset({"GroupConvolution", "GroupConvolutionBackpropData"})
 _ABOVE_MINUS_INFINITY = frozenset({"Relu", "Sigmoid", "Tanh", "Exp", "Softmax"})
 _TILE_DEPTH = 32  # numbers in BF16 that a row of a tile of AMX holds
+# Layouts of results as the plugin chooses them, and images that it takes long to copy from one to the other.
 _CHANNELS_LAST = frozenset({*_CONVOLUTIONS, "ConvolutionBackpropData", *_GROUPED})
-_PLANAR = frozenset({"MVN", "Reshape", "Softmax", "Transpose"})  # results have the channels in front
+_PLANAR = frozenset({"MVN", "Reshape", "Softmax", "Transpose"})
 _SLOW_CHANNELS, _SLOW_PIXELS = range(16, 65), 128
 
 
