@@ -43,7 +43,7 @@ SCHEMA: dict[str, pl.DataType] = {
 class MeasuredBy(StrEnum):
     """Method by which a node was timed."""
 
-    TRACE = "trace"  # ONNX Runtime's own profile of whole steps
+    TRACE = "trace"  # the runtime's own profile of whole steps
     KERNEL_TRACE = "kernel trace"  # kernels of whole steps, joined to nodes
     ONE_NODE = "one-node"  # alone
     CONSTANT = "constant"  # it takes no time

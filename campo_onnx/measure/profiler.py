@@ -1,6 +1,7 @@
 """Take the profile of one FP32 training step.
 
-On a CPU the times come from the runtime's own profile of repeated steps. On CUDA that profile records
+On a CPU the times come from the runtime's own profile of repeated steps; where its kernels compute several
+nodes, their times are shared out. On CUDA that profile records
 launches only: there a trace of all kernels is joined to nodes, and what it cannot tell, or all nodes
 where it cannot be trusted, is timed alone.
 """
@@ -16,19 +17,24 @@ from numpy.typing import NDArray
 
 from campo_onnx.errors import DeviceUnavailableError, UnsupportedModelError
 from campo_onnx.ir.importer import Imported
-from campo_onnx.ir.view import OpNode
+from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.measure.counters import Counted, counters_of
 from campo_onnx.measure.events import events_of
 from campo_onnx.measure.node_timer import LAUNCH_NODE, Measured, NodeTimer, time_all
 from campo_onnx.measure.one_node import standalone
 from campo_onnx.measure.profile import SCHEMA, MeasuredBy, Profile
+from campo_onnx.ops.facts import work_of
 from campo_onnx.ops.key import CONSTANT
+from campo_onnx.ops.ports import Ports
+from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature
+from campo_onnx.ops.work import HOST_ONLY
 from campo_onnx.runtime.api import LoadSettings, StepTimes
 from campo_onnx.runtime.onnxruntime.kernel_trace import Joined, disagreement
 from campo_onnx.runtime.onnxruntime.kineto import record
 from campo_onnx.runtime.registry import load, runtime_called
 from campo_onnx.runtime.timing import Effort, Timing, measure
+from campo_onnx.targets.roofline import node_time
 from campo_onnx.targets.target import Target
 
 _NOTHING = Timing(median_us=0.0, spread_us=0.0, repeats=0)
@@ -73,7 +79,7 @@ def take_profile(
     signatures = {node.name: standalone(view, node.name) for node in view.nodes}
     runtime = runtime_called(timer.machine.runtime)
     if not timer.machine.is_gpu and runtime.capabilities.traces_nodes:
-        traced = _trace_host(imported, feeds, timer, steps, on_progress)
+        traced = _trace_host(imported, feeds, timer, target, steps, on_progress)
     else:
         traced = Traced(how=MeasuredBy.KERNEL_TRACE, step_us=_step_us(imported, feeds, timer, steps))
         if kernel_trace and timer.machine.is_gpu:
@@ -166,16 +172,24 @@ def trace_kernels(
 
 
 def _trace_host(
-    imported: Imported, feeds: Feeds, timer: NodeTimer, steps: int, on_progress: Progress | None
+    imported: Imported, feeds: Feeds, timer: NodeTimer, target: Target, steps: int, on_progress: Progress | None
 ) -> Traced:
     done = _Counter(steps + _WARMUP, on_progress)
     settings = LoadSettings(traces=True)
     program = load(imported.model, timer.machine, folder=imported.folder, settings=settings)
     times = program.node_times(feeds, repeats=steps, warmup=_WARMUP, on_step=done.advance)
+    del program
+    step_us = times.step.median_us
+    if runtime_called(timer.machine.runtime).capabilities.runs_each_node:
+        nodes = _by_node(times)
+    else:
+        if not times.interrupted:  # where kernels are short, counting their times takes as long as they do
+            step_us = _step_us(imported, feeds, timer, steps)
+        nodes = shared_out(times, step_us, imported.view, target)
     return Traced(
         how=MeasuredBy.TRACE,
-        nodes=_by_node(times),
-        step_us=times.step.median_us,
+        nodes=nodes,
+        step_us=step_us,
         accounted=times.accounted,
         interrupted=times.interrupted,
     )
@@ -188,6 +202,50 @@ def _by_node(times: StepTimes) -> Mapping[str, Timing]:
         for executed in times.nodes
         for name in executed.nodes
     }
+
+
+def shared_out(times: StepTimes, step_us: float, view: GraphView, target: Target) -> Mapping[str, Timing]:
+    """Share the times of kernels out among the nodes that each computes, in proportion to rooflines.
+
+    The times add up to the step. What it takes besides its kernels, to start them, is part of each of them.
+    A node that no kernel names was computed when the graph was loaded, or together with one that is equal:
+    it takes no time.
+
+    Parameters
+    ----------
+    times
+        A trace of the step.
+    step_us
+        The step without a trace.
+    view
+        The graph.
+    target
+        Whose roofline it is.
+    """
+    kernels_us = sum(executed.time.median_us for executed in times.nodes)
+    started_us = max(step_us - kernels_us, 0.0) / max(len(times.nodes), 1)
+    scale = min(step_us / kernels_us, 1.0) if kernels_us > 0 else 1.0
+    shared = dict.fromkeys((node.name for node in view.nodes), _NOTHING)
+    for executed in times.nodes:
+        roofline_us = {name: _roofline_us(view, name, target) for name in executed.nodes if name in shared}
+        whole_us = sum(roofline_us.values())
+        for name, own_us in roofline_us.items():
+            share = own_us / whole_us if whole_us > 0 else 1 / len(roofline_us)
+            before, timing = shared[name], executed.time
+            shared[name] = Timing(
+                median_us=before.median_us + share * (scale * timing.median_us + started_us),
+                spread_us=before.spread_us + share * scale * timing.spread_us,
+                repeats=timing.repeats,
+            )
+    return shared
+
+
+def _roofline_us(view: GraphView, name: str, target: Target) -> float:
+    """FP32 time by public figures; views of tensors take none."""
+    signature = view.signature(name)
+    if work_of(signature).kind in HOST_ONLY:
+        return 0.0
+    return node_time(signature, Ports(), target, Precision.FP32).time_us
 
 
 def _step_us(imported: Imported, feeds: Feeds, timer: NodeTimer, steps: int) -> float:

@@ -48,6 +48,8 @@ class Capabilities:
     # whether its kernel of MaxPool with indices takes several times as long as comparisons do
     indexes_pools_slowly: bool = False
     takes_any_size: bool = True  # whether a program runs graphs whose inputs change their sizes
+    # whether each node is executed by itself; else kernels compute several, and some nodes are never executed
+    runs_each_node: bool = True
     # low precisions in which nothing may be planned for it, each with the reason
     refused_precisions: tuple[tuple[Precision, str], ...] = ()
 

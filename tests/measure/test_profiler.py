@@ -12,9 +12,10 @@ from campo_onnx.measure import profiler as profiling
 from campo_onnx.measure.counters import COUNTERS, Counted
 from campo_onnx.measure.node_timer import LAUNCH_NODE, NodeTimer
 from campo_onnx.measure.one_node import standalone
-from campo_onnx.measure.profiler import Signatures, take_profile, trace_kernels
+from campo_onnx.measure.profiler import Signatures, shared_out, take_profile, trace_kernels
 from campo_onnx.measure.store import Store
 from campo_onnx.ops.signature import Signature
+from campo_onnx.runtime.api import NodeTime, StepTimes
 from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.onnxruntime.kernel_trace import Joined
 from campo_onnx.runtime.timing import Timing
@@ -145,3 +146,32 @@ def test_the_profile_tells_how_each_node_was_measured(
     assert profile.fp32_us()[product] == (101.0 if wanted else 100.0)
     twins = {n for n, counters in profile.counters().items() if counters == {COUNTERS[0]: 7.0}}
     assert (product in twins) is wanted
+
+
+def executed(*kernels: tuple[float, tuple[str, ...]]) -> StepTimes:
+    """A trace in which kernels compute several nodes."""
+    nodes = tuple(
+        NodeTime(nodes=nodes, kernel="k", precision=None, time=Timing(median_us=us, spread_us=0.0, repeats=3))
+        for us, nodes in kernels
+    )
+    return StepTimes(nodes=nodes, step=Timing(median_us=1000.0, spread_us=0.0, repeats=3), accounted=0.9)
+
+
+def test_the_time_of_a_kernel_is_shared_out_among_its_nodes(imported: Imported) -> None:
+    product, relu = names(imported, "MatMul")[0], names(imported, "Relu")[0]
+    shared = shared_out(executed((90.0, (relu, product))), 90.0, imported.view, target("cpu"))
+    assert shared[product].median_us + shared[relu].median_us == pytest.approx(90.0)
+    assert shared[product].median_us > shared[relu].median_us > 0
+    assert shared.keys() == set(imported.view.node)
+    assert sum(timing.median_us for timing in shared.values()) == pytest.approx(90.0)
+
+
+@pytest.mark.parametrize("step_us", [80.0, 110.0])
+def test_shared_times_add_up_to_the_step(imported: Imported, step_us: float) -> None:
+    product, relu = names(imported, "MatMul")[0], names(imported, "Relu")[0]
+    times = executed((60.0, (product,)), (30.0, (product,)), (10.0, (relu,)))
+    shared = shared_out(times, step_us, imported.view, target("cpu"))
+    assert sum(timing.median_us for timing in shared.values()) == pytest.approx(step_us)
+    # What is left over, to start kernels, is shared out evenly; a trace that takes longer is shortened.
+    expected_us = 90.0 * step_us / 100.0 if step_us < 100.0 else 90.0 + 2 * 10.0 / 3
+    assert shared[product].median_us == pytest.approx(expected_us)

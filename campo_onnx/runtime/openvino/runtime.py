@@ -30,6 +30,7 @@ _CAPABILITIES = Capabilities(
     keeps_nan=False,
     indexes_pools_slowly=True,
     takes_any_size=False,
+    runs_each_node=False,
     refused_precisions=(
         (
             Precision.FP16,
