@@ -6,11 +6,11 @@ Every network's step (loss and gradients) is run by torch eager, torch autocast,
 without autocast, and by us: FP32 on ONNX Runtime and on OpenVINO, and on OpenVINO with everything in BF16
 that may be, and by the plans of an op list, of Campo's traverses and of the exact optimum. Each is a process
 of its own; they take turns in rotating order. Then two networks with other batches, single operators with
-and without Casts, and random networks, whose plans share a process, since one runtime runs them all. Every
-result is kept when it comes: kill the command at any time, run it again on the same machine with the same
-versions, and it goes on. A network is on the page as a whole or not at all. Needs a CPU with BF16 units,
-OpenVINO, PyTorch and transformers, and a quiet machine. Writes results/measured.json, .md and .svg, and the
-table of the README.
+and without Casts, and random networks, whose plans share a process, since one runtime runs them all. At last
+their FP32 steps are profiled. Every result is kept when it comes: kill the command at any time, run it again
+on the same machine with the same versions, and it goes on. A network is on the page as a whole or not at
+all. Needs a CPU with BF16 units, OpenVINO, PyTorch and transformers, and a quiet machine. Writes
+results/measured.json, .md and .svg, and the table of the README.
 
 ``--quick`` takes a quarter of an hour on two cores: fewer networks and rounds, and 20 random networks.
 Without a calibration of this machine it first makes one, in limited time.
@@ -36,6 +36,9 @@ _TO_BE_CONTINUED = 75  # EX_TEMPFAIL: run the same command again
 _PREPARERS = 2
 _PREPARED_S = 60.0
 _WITH_LAYERS = 60
+
+PROFILE = "profile"
+"""Kind of a measurement that is a profile of an FP32 step."""
 
 
 class Part(NamedTuple):
@@ -85,6 +88,7 @@ def parts_of(*, is_quick: bool, names: Sequence[str], population: int, graphs: P
     """List everything to measure, most important first."""
     from benchmarks.measured.layers import measured_layers
     from benchmarks.measured.ops import measured_ops
+    from benchmarks.measured.profiles import profiled
     from benchmarks.measured.sides import BESIDE_TORCH, DRAWN, SWEPT, THREADS
     from benchmarks.measured.turns import Effort, in_turns
 
@@ -105,12 +109,19 @@ def parts_of(*, is_quick: bool, names: Sequence[str], population: int, graphs: P
     random = [f"{RANDOM}{number}" for number in range(population)]
     some = tuple(random[:_WITH_LAYERS])
     layers = Task(key=f"layers {len(some)}, {key}", function=measured_layers, arguments=(some, graphs))
+    swept = tuple(f"{name}@{batch}" for name, of in batches.items() for batch in of)
+
+    def profile(name: str) -> Part:
+        task = Task(key=f"{PROFILE} {name}, {key}", function=profiled, arguments=(name, graphs))
+        return Part(task, 5.0, (name,))
+
     return [
         *(timed("network", name, beside, long, 40.0) for name in names),
         Part(ops, 45.0, ()),
-        *(timed("batch", f"{n}@{batch}", SWEPT, short, 8.0) for n, of in batches.items() for batch in of),
+        *(timed("batch", name, SWEPT, short, 8.0) for name in swept),
         *(timed("drawn", name, DRAWN, short, 8.0) for name in random),
         *([Part(layers, 3.0 * len(some), some)] if some else []),
+        *map(profile, (*names, *swept, *random)),
     ]
 
 
@@ -243,8 +254,10 @@ def _learned(values: Mapping[str, Any], graphs: Path, corrected: Path | None) ->
     entry = catalogued()
     if entry is None:
         return None
-    rounds_ms = {_network(key): value["rounds_ms"] for key, value in values.items()}
-    plans = [*measured_plans(rounds_ms, graphs, entry.calibration)]
+    timed = {key: value for key, value in values.items() if not key.startswith(f"{PROFILE} ")}
+    rounds_ms = {_network(key): value["rounds_ms"] for key, value in timed.items()}
+    profiles = {_network(key): value for key, value in values.items() if key not in timed}
+    plans = [*measured_plans(rounds_ms, graphs, entry.calibration, profiles)]
     if corrected is not None and plans:
         in_step = fit_in_step([plan.step for plan in plans])
         write_text(replace(entry.calibration, in_step=in_step).to_json(), corrected)

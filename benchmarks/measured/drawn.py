@@ -40,7 +40,9 @@ def population(rows: Sequence[Facts], layers: Sequence[Facts], asked: int) -> Fa
         "networks": len(rows),
         "asked": asked,
         "plans": {
-            plan: _wins(of, expected.get(plan, {})) | _best(rows, plan) for plan, of in gains.items() if of
+            plan: _wins(of, expected.get(plan, {})) | _best([*_as_kept(rows, plan)], plan)
+            for plan, of in gains.items()
+            if of
         },
         "groups": [*_groups(rows)],
         "layers": binned(layers),
@@ -66,13 +68,29 @@ def _verified(rows: Sequence[Facts]) -> Mapping[str, Facts]:
     gains: dict[str, Facts] = {}
     for row in rows:
         fp32, low = row["rounds_ms"].get(FP32, ()), row["rounds_ms"].get("optimal", ())
-        decided = paired_speedup(fp32[::2], low[::2])
         measured = paired_speedup(fp32[1::2], low[1::2])
-        if decided is not None and measured is not None:
-            is_kept = decided.low > 1
-            interval = (measured.median, measured.low, measured.high) if is_kept else (1.0, 1.0, 1.0)
+        if measured is not None:
+            interval = (measured.median, measured.low, measured.high) if _is_kept(row) else (1.0, 1.0, 1.0)
             gains[row["name"]] = dict(zip(("median", "low", "high"), interval, strict=True))
     return gains
+
+
+def _is_kept(row: Facts) -> bool:
+    """Whether even rounds show the plan of `optimal` to be faster than FP32."""
+    even = (row["rounds_ms"].get(plan, ())[::2] for plan in (FP32, "optimal"))
+    decided = paired_speedup(*even)
+    return decided is not None and decided.low > 1
+
+
+def _as_kept(rows: Sequence[Facts], plan: str) -> Iterator[Facts]:
+    """Give rows in which a plan has rounds: those of `optimal, verified` are odd ones of what is kept."""
+    for row in rows:
+        if plan != VERIFIED:
+            yield row
+        elif row["rounds_ms"].get(FP32) and row["rounds_ms"].get("optimal"):
+            odd = {side: rounds[1::2] for side, rounds in row["rounds_ms"].items()}
+            kept = "optimal" if _is_kept(row) else FP32
+            yield {**row, "rounds_ms": odd | {plan: odd[kept]}, "ms": row["ms"] | {plan: row["ms"][kept]}}
 
 
 def _expected(rows: Sequence[Facts], plan: str) -> Mapping[str, float]:

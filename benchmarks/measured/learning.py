@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean, median
+from types import MappingProxyType
 from typing import Any
 
 from benchmarks.measured import summary
@@ -28,8 +29,10 @@ from campo_onnx.ops.precision import Precision
 
 Facts = dict[str, Any]
 
-LEARNED, PER_OPERATOR, GENERAL, FIGURES = "learned", "per operator", "general", "figures"
+PROFILED, LEARNED, PER_OPERATOR = "profiled", "learned", "per operator"
+GENERAL, FIGURES = "general", "figures"
 MODELS = {
+    PROFILED: "one model per operator, and a profile of the FP32 step (the paper's input)",
     LEARNED: "one model per operator, corrected by measured steps of the other networks",
     PER_OPERATOR: "one model per operator",
     GENERAL: "one general model",
@@ -71,7 +74,10 @@ class Measured:
 
 
 def measured_plans(
-    rounds_ms: Mapping[str, Mapping[str, Sequence[float]]], graphs: Path, calibration: Calibration
+    rounds_ms: Mapping[str, Mapping[str, Sequence[float]]],
+    graphs: Path,
+    calibration: Calibration,
+    profiles: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
 ) -> Iterator[Measured]:
     """Price every measured plan by every model.
 
@@ -83,6 +89,8 @@ def measured_plans(
         Parent of the folders of graphs.
     calibration
         The models.
+    profiles
+        FP32 times by node, by network.
     """
     precision = calibration.precision
     alone = replace(calibration, in_step=ALONE)
@@ -96,6 +104,8 @@ def measured_plans(
             GENERAL: CostModel(replace(alone, entries=())).predict(view, ports),
             FIGURES: estimate(view, ports, calibration.target, precision),
         }
+        if network in profiles:
+            tables[PROFILED] = CostModel(calibration).predict(view, ports, fp32_us=profiles[network])
         for plan in (FP32, *PLANS):
             if times.get(plan):
                 low, casts = changes_in(folder / f"{plan}.onnx", ports, precision)
@@ -142,12 +152,17 @@ def learned(plans: Sequence[Measured]) -> Facts | None:
     networks = {name: [plan for plan in plans if plan.network == name] for name in names}
     if len(networks) < _FEWEST_NETWORKS:
         return None
-    predicted = {name: _predictions(plans, name) for name in MODELS}
+    models = {
+        name: title
+        for name, title in MODELS.items()
+        if name != PROFILED or all(PROFILED in plan.parts_us for plan in plans)
+    }
+    predicted = {name: _predictions(plans, name) for name in models}
     in_step = fit_in_step([plan.step for plan in plans])
     return {
         "plans": len(plans),
         "networks": len(networks),
-        "titles": MODELS,
+        "titles": models,
         "models": {name: _quality(plans, networks, predicted_us) for name, predicted_us in predicted.items()},
         "factors": dict(in_step.factors),
         "itself": _mean([_agreement(group) for group in networks.values()]),
@@ -163,6 +178,8 @@ def learned(plans: Sequence[Measured]) -> Facts | None:
 
 
 def _predictions(plans: Sequence[Measured], model: str) -> Mapping[tuple[str, str], float]:
+    if model == PROFILED:
+        return _profiled(plans)
     if model != LEARNED:
         return {(p.network, p.plan): sum(p.parts_us[model].values()) for p in plans}
     predicted_us = {}
@@ -174,16 +191,31 @@ def _predictions(plans: Sequence[Measured], model: str) -> Mapping[tuple[str, st
     return predicted_us
 
 
+def _profiled(plans: Sequence[Measured]) -> Mapping[tuple[str, str], float]:
+    """Predict steps from the measured FP32 step, by the speed-ups that a profile of it gives.
+
+    Profiles are taken at other moments than steps, when a shared machine may be slower or faster throughout.
+    """
+    sums_us = {(p.network, p.plan): sum(p.parts_us[PROFILED].values()) for p in plans}
+    fp32 = {p.network: p for p in plans if p.plan == FP32}
+    return {
+        (name, plan): float(fp32[name].step.measured_us * us / sums_us[name, FP32])
+        for (name, plan), us in sums_us.items()
+    }
+
+
 def _quality(
     plans: Sequence[Measured],
     networks: Mapping[str, Sequence[Measured]],
     predicted_us: Mapping[tuple[str, str], float],
 ) -> Facts:
     errors = [abs(predicted_us[p.network, p.plan] / p.step.measured_us - 1) for p in plans]
+    low_errors = [error for error, p in zip(errors, plans, strict=True) if p.plan != FP32]
     ranks = [summary.spearman(_points(group, predicted_us)) for group in networks.values()]
     missed = [_misprediction(group, predicted_us) for group in networks.values()]
     return {
         "error": fmean(errors),
+        "low_error": fmean(low_errors) if low_errors else None,
         "median_error": median(errors),
         "spearman": summary.spearman(_points(plans, predicted_us)),
         "within": _mean(ranks),

@@ -172,7 +172,12 @@ def trace_kernels(
 
 
 def _trace_host(
-    imported: Imported, feeds: Feeds, timer: NodeTimer, target: Target, steps: int, on_progress: Progress | None
+    imported: Imported,
+    feeds: Feeds,
+    timer: NodeTimer,
+    target: Target,
+    steps: int,
+    on_progress: Progress | None,
 ) -> Traced:
     done = _Counter(steps + _WARMUP, on_progress)
     settings = LoadSettings(traces=True)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,10 +165,18 @@ def test_measured_plans_teach_what_single_nodes_do_not_show() -> None:
     learned, alone = (facts["models"][name] for name in (learning.LEARNED, learning.PER_OPERATOR))
     assert learned["error"] < 0.5 * alone["error"]
     assert (learned["pairs"], learned["wrong"], learned["loss"]) == (12, 0, 0.0)
+    # From a profile the FP32 step is the measured one, and what single nodes do not show falls out in part.
+    profiled = facts["models"][learning.PROFILED]
+    assert profiled["error"] == pytest.approx(profiled["low_error"] * 2 / 3)  # one plan of three is FP32
+    assert profiled["low_error"] < alone["low_error"]
     assert facts["itself"] == pytest.approx(1.0)
     assert json.loads(json.dumps(facts)) == facts
     assert [row["title"] for row in facts["rows"]][2:] == ["random/0", "random/1"]
     assert learning.learned(measurements[:6]) is None
+    shapes = {name: parts for name, parts in measurements[-1].parts_us.items() if name != learning.PROFILED}
+    unprofiled = learning.learned([*measurements[:-1], replace(measurements[-1], parts_us=shapes)])
+    assert unprofiled is not None  # a network that was not profiled: the model is left out
+    assert learning.PROFILED not in unprofiled["titles"]
 
 
 def test_a_model_that_orders_plans_wrongly_loses_time() -> None:

@@ -83,6 +83,12 @@ class TestSummary:
         assert left is not None
         assert (kept["plans"][drawn.VERIFIED]["median"], kept["plans"][drawn.VERIFIED]["slower"]) == (0.75, 1)
         assert (left["plans"][drawn.VERIFIED]["median"], left["plans"][drawn.VERIFIED]["slower"]) == (1.0, 0)
+        not_behind = [one["plans"][drawn.VERIFIED]["best_of_list"] for one in (kept, left)]
+        assert not_behind == [0, 1]
+        times |= {"tf-amp": [2.0] * 12}  # a list that wins where the plan was not kept
+        behind = drawn.population([row | {"rounds_ms": times}], [], 1)
+        assert behind is not None
+        assert behind["plans"][drawn.VERIFIED]["best_of_list"] == 0
 
     def test_page_picture_and_readme(self, tmp_path: Path) -> None:
         pytest.importorskip("matplotlib")
@@ -107,7 +113,9 @@ class TestSummary:
         readme = tmp_path / "README.md"
         readme.write_text(f"# Title\n{page.BEGIN}\nold\n{page.END}\nrest\n")
         by_network = dict.fromkeys(("mlp", "mlp@4", "random/0"), PLANS)
-        quality = dict.fromkeys(("error", "median_error", "spearman", "within", "loss", "most_lost"), 0.5)
+        quality = dict.fromkeys(
+            ("error", "low_error", "median_error", "spearman", "within", "loss", "most_lost"), 0.5
+        )
         quality |= {"pairs": 9, "wrong": 4}
         missed = {"chosen": "campo", "best": "optimal", "loss": 0.25, "pairs": 3, "wrong": 2}
         learned = {
