@@ -182,10 +182,11 @@ def _truths(data: Facts) -> Iterator[str]:
             profiled = (
                 f", and those in BF16 {error:.1%} off from a profile of the FP32 step, the paper's input"
             )
+        ordered = f"{model['pairs'] - model['wrong']} of {model['pairs']}"
         yield (
             f"Whole steps are predicted {prediction['error']:.0%} off in the mean over "
-            f"{prediction['plans']} plans from shapes alone{profiled}; of {model['pairs']} pairs of plans "
-            f"that measurements tell apart, {model['pairs'] - model['wrong']} are predicted in the right order."
+            f"{prediction['plans']} plans from shapes alone{profiled}; {ordered} pairs of plans that "
+            "measurements tell apart are predicted in the right order."
         )
 
 

@@ -18,6 +18,7 @@ from campo_onnx.calibrate.networks import (
     convolution,
     dense,
     feature_map,
+    first_convolution,
     grouped_convolution,
     pick,
     tokens,
@@ -156,17 +157,32 @@ def _kernel_gradient(random: Random, target: float) -> Node:
     """Draw the gradient of a convolution's weight, whose kernel is as large as an image."""
     if random.random() < 0.5:
         (batch, channels, size, _), (filters, _, kernel, _), pad, stride = convolution(random, target)
-        data, groups = (channels, batch, size, size), 1
-    else:
-        (batch, filters, size, _), (_, width, kernel, _), pad, stride, groups = grouped_convolution(
-            random, target
-        )
-        data = (width, groups * batch, size, size)
+        return _of_images((channels, batch, size), filters, kernel, pad, stride)
+    (batch, filters, size, _), (_, width, kernel, _), pad, stride, groups = grouped_convolution(
+        random, target
+    )
+    return _of_images((width, groups * batch, size), filters, kernel, pad, stride, groups)
+
+
+def _thin_gradient(random: Random, target: float) -> Node:
+    """Draw the gradient of a convolution's weight at a batch of one to three: it adds up so many channels.
+
+    The images stay as large as they are, since kernels for few channels differ most where images are large.
+    """
+    channels, filters, size, kernel, stride = first_convolution(random, target)
+    return _of_images((channels, int(random.integers(1, 4)), size), filters, kernel, kernel // 2, stride)
+
+
+def _of_images(
+    data: tuple[int, int, int], filters: int, kernel: int, pad: int, stride: int, groups: int = 1
+) -> Node:
+    """Write a weight's gradient of square images (channels, batch, size), by their gradients."""
+    channels, batch, size = data
     image = (size + 2 * pad - kernel) // stride + 1
     taps = size + 2 * pad - stride * (image - 1)
     window = {"kernel_shape": [image] * 2, "pads": [pad] * 4, "dilations": [stride] * 2, "group": groups}
-    gradient, result = (filters, batch, image, image), (data[0], filters, taps, taps)
-    return _node(data, gradient, to=result, attributes=window)
+    gradient, result = (filters, batch // groups, image, image), (channels, filters, taps, taps)
+    return _node((channels, batch, size, size), gradient, to=result, attributes=window)
 
 
 def _convolved(data: Shape, weight: Shape, pad: int, stride: int, **more: int) -> Node:
@@ -290,7 +306,7 @@ FURTHER_ON_CPU: Mapping[str, tuple[Generator, ...]] = MappingProxyType(
     {
         "MatMul": (_gradient_product,),
         "Gemm": (_weight_gradient,),
-        "Conv": (_grouped_conv, _kernel_gradient),
+        "Conv": (_grouped_conv, _kernel_gradient, _thin_gradient),
         "ConvTranspose": (_grouped_conv_transpose,),
     }
 )

@@ -10,10 +10,12 @@ Shape: TypeAlias = tuple[int, ...]
 Random: TypeAlias = np.random.Generator
 
 _ROWS = tomllib.loads(files(__package__).joinpath("data", "networks.toml").read_text(encoding="utf-8"))
-_MAPS, _TOKENS, _DENSE, ATTENTION, _CONVS, _GROUPED = (
+_MAPS, _TOKENS, _DENSE, ATTENTION, _CONVS, _FIRST_CONVS, _GROUPED = (
     tuple(map(tuple, _ROWS[name]))
-    for name in ("maps", "tokens", "dense", "attention", "convolutions", "grouped_convolutions")
-)
+    for name in (
+        "maps", "tokens", "dense", "attention", "convolutions", "first_convolutions", "grouped_convolutions"
+    )
+)  # fmt: skip
 
 
 def pick(random: Random, table: tuple[Any, ...]) -> Any:
@@ -78,6 +80,16 @@ def convolution(random: Random, target: float) -> tuple[Shape, Shape, int, int]:
     batch = max(1, round(target / (channels * size * size)))
     channels, filters = aligned_or_not(random, (channels, filters))
     return (batch, channels, size, size), (filters, channels, kernel, kernel), kernel // 2, stride
+
+
+def first_convolution(random: Random, target: float) -> tuple[int, int, int, int, int]:
+    """Channels in and out, size, kernel and stride of a network's first convolution: its image is large."""
+    channels, filters, size, kernel, stride = pick(random, _FIRST_CONVS)
+    while channels * size * size > target and size > 28:
+        size = max(28, size // 2)
+    while filters * size * size > target and filters > 4:
+        filters = max(4, filters // 2)
+    return channels, _nudged(random, filters), size, kernel, stride
 
 
 def grouped_convolution(random: Random, target: float) -> tuple[Shape, Shape, int, int, int]:

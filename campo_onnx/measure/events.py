@@ -30,6 +30,7 @@ EVENTS = (
     "alignment",  # share of the dimensions tensor cores take unpadded
     "sum_length",  # products that one element of a matrix product adds up: long sums run in other kernels
     "rows",  # of the first matrix, or those that are reduced or normalized one by one
+    "channels",  # that a convolution adds up over, in a group: for one or two there are other kernels
 )
 """Names, in the order of columns."""
 
@@ -64,6 +65,7 @@ def static_events(signature: "Signature", target: "Target") -> Mapping[str, floa
         "alignment": aligned / len(dims) if dims else 1.0,
         "sum_length": max((gemm.k for gemm in work.gemms), default=0),
         "rows": max((gemm.m for gemm in work.gemms), default=work.rows),
+        "channels": min((gemm.channels[0] for gemm in work.gemms if gemm.channels), default=0),
     }
 
 

@@ -198,6 +198,7 @@ def read_profile(path: Path) -> Profile:
     try:
         facts = FORMAT.decode(pl.read_parquet_metadata(BytesIO(data))[_KEY], str(path))
         table = pl.read_parquet(BytesIO(data), n_rows=MAX_NODES)
+        table = table.with_columns(pl.lit(None).alias(name) for name in EVENTS if name not in table.columns)
         table = table.select(list(SCHEMA)).cast(pl.Schema(SCHEMA))
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, KeyError, OSError, ValueError) as error:
         raise _unreadable(path, str(error)) from None
