@@ -159,7 +159,8 @@ def calibrate(
             except NotStoredError:
                 missing[op] += number < sampled.get(op, 0)
                 with suppress(NotStoredError):  # the trace of a step holds most nodes in one precision
-                    alone.setdefault(group, []).append((signature, time_us(signature)))
+                    if (fp32_us := time_us(signature)) > SHORTEST_US:
+                        alone.setdefault(group, []).append((signature, fp32_us))
                 continue
             except UnsupportedModelError as error:
                 failures.setdefault(op, str(error))

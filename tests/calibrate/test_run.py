@@ -342,6 +342,8 @@ def test_a_time_without_its_pair_counts_for_fp32_times() -> None:
     (entry,), (earlier,) = fitted().entries, before.entries
     assert entry.model == earlier.model
     assert entry.time != earlier.time
+    store.add(timer.key(lonely), Timing(median_us=0.0, spread_us=0.0, repeats=3))
+    assert fitted().entries == before.entries  # a clock of whole microseconds told nothing
 
 
 @pytest.mark.parametrize(
@@ -361,3 +363,19 @@ def test_rows_are_those_that_are_reduced_or_normalized(op, shape, result, attrib
         OpKey("", op), inputs=[(FLOAT, shape)], outputs=[(FLOAT, result)], attributes=attributes
     )
     assert events_of(node, 1.0, H200)["rows"] == rows
+
+
+def test_channels_are_those_that_a_convolution_adds_up_over() -> None:
+    def channels(data: tuple[int, ...], weights: tuple[int, ...], group: int) -> float:
+        shapes = {
+            "inputs": [(FLOAT, data), (FLOAT, weights)],
+            "outputs": [(FLOAT, (data[0], weights[0], 3, 3))],
+        }
+        return events_of(make_signature(OpKey("", "Conv"), **shapes, attributes={"group": group}), 1.0, H200)[
+            "channels"
+        ]
+
+    assert channels((2, 8, 5, 5), (16, 8, 3, 3), 1) == 8
+    assert channels((2, 8, 5, 5), (16, 1, 3, 3), 8) == 1
+    product = make_signature(OpKey("", "MatMul"), inputs=[(FLOAT, (4, 4))] * 2, outputs=[(FLOAT, (4, 4))])
+    assert events_of(product, 1.0, H200)["channels"] == 0

@@ -183,3 +183,10 @@ def test_sealed_values_are_checked_too(profile: Profile, tmp_path: Path) -> None
         path.write_bytes(sealed(path.read_bytes()))
         with pytest.raises(ProfileError, match=why):
             read_profile(path)
+
+
+def test_a_profile_from_before_an_event_was_added_is_read(profile: Profile, tmp_path: Path) -> None:
+    write_profile(replace(profile, table=profile.table.drop("channels")), tmp_path / "old.parquet")
+    read = read_profile(tmp_path / "old.parquet")
+    assert read.fp32_us() == profile.fp32_us()
+    assert read.table["channels"].null_count() == len(read.table)
