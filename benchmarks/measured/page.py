@@ -93,7 +93,8 @@ def data_of(
     by_kind: dict[str, dict[str, Any]] = {kind: {} for kind in ("network", "batch", "drawn", "ops", "layers")}
     for key, value in values.items():
         kind, _, name = key.partition(" ")
-        by_kind[kind][name] = value
+        if kind in by_kind:  # profiles are in `learned`
+            by_kind[kind][name] = value
 
     def rows(kind: str) -> list[Facts]:
         return [

@@ -96,6 +96,7 @@ class TestSummary:
             f"{kind} {name}": self.row(name)
             for kind, name in (("network", "mlp"), ("batch", "mlp@4"), ("drawn", "random/0"))
         }
+        values["profile mlp"] = {"node_linear": 3.0}
         op_row = {
             "op": "MatMul",
             "network": "mlp",
@@ -137,7 +138,8 @@ class TestSummary:
         }
         text = (tmp_path / "measured.md").read_text()
         assert "loses on 1 of 1 and wins on 0" in text
-        assert "12 plans of 4 networks as four models predict them" in text
+        assert "12 plans of 4 networks as five models predict them" in text
+        assert "from a profile of the FP32 step as in the paper | 50.0% |" in text
         assert "| MLP | campo | optimal | 25.0% | 2 of 3 | campo | 25.0% |" in text
         assert "| Conv | 3 | 32 | 2 | 50% | 1.12 | +0 |" in text
         assert "0.02 (0.015)" in text
@@ -148,7 +150,8 @@ class TestSummary:
         assert table.endswith("rest\n")
         assert "old" not in table
         assert "Measured on A CPU" in table
-        assert "of 9 pairs of plans that measurements tell apart, 5 are predicted in the right order" in table
+        assert "5 of 9 pairs of plans that measurements tell apart are predicted in the right order" in table
+        assert "those in BF16 50.0% off from a profile of the FP32 step, the paper's input" in table
         assert "| 3.00 (3.00 to 3.00) |" in table
         width = 0
         for line in text.splitlines():
