@@ -165,6 +165,7 @@ def learned(plans: Sequence[Measured]) -> Facts | None:
         "titles": models,
         "models": {name: _quality(plans, networks, predicted_us) for name, predicted_us in predicted.items()},
         "factors": dict(in_step.factors),
+        "moments": _moments(plans) if PROFILED in models else None,
         "itself": _mean([_agreement(group) for group in networks.values()]),
         "rows": [
             {
@@ -202,6 +203,12 @@ def _profiled(plans: Sequence[Measured]) -> Mapping[tuple[str, str], float]:
         (name, plan): float(fp32[name].step.measured_us * us / sums_us[name, FP32])
         for (name, plan), us in sums_us.items()
     }
+
+
+def _moments(plans: Sequence[Measured]) -> float:
+    """Mean difference of an FP32 step between the moments when it was measured and when it was profiled."""
+    pairs = [(p.step.measured_us, sum(p.parts_us[PROFILED].values())) for p in plans if p.plan == FP32]
+    return fmean(max(pair) / min(pair) - 1 for pair in pairs)
 
 
 def _quality(

@@ -169,6 +169,10 @@ def test_measured_plans_teach_what_single_nodes_do_not_show() -> None:
     profiled = facts["models"][learning.PROFILED]
     assert profiled["error"] == pytest.approx(profiled["low_error"] * 2 / 3)  # one plan of three is FP32
     assert profiled["low_error"] < alone["low_error"]
+    steps = [
+        (one.step.measured_us, sum(one.parts_us[learning.PROFILED].values())) for one in measurements[::3]
+    ]
+    assert facts["moments"] == pytest.approx(np.mean([profiled_us / us - 1 for us, profiled_us in steps]))
     assert facts["itself"] == pytest.approx(1.0)
     assert json.loads(json.dumps(facts)) == facts
     assert [row["title"] for row in facts["rows"]][2:] == ["random/0", "random/1"]
@@ -177,6 +181,7 @@ def test_measured_plans_teach_what_single_nodes_do_not_show() -> None:
     unprofiled = learning.learned([*measurements[:-1], replace(measurements[-1], parts_us=shapes)])
     assert unprofiled is not None  # a network that was not profiled: the model is left out
     assert learning.PROFILED not in unprofiled["titles"]
+    assert unprofiled["moments"] is None
 
 
 def test_a_model_that_orders_plans_wrongly_loses_time() -> None:

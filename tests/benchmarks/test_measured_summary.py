@@ -126,6 +126,7 @@ class TestSummary:
             "models": dict.fromkeys(learning.MODELS, quality),
             "factors": {"casts": 0.5},
             "itself": 0.75,
+            "moments": 0.2,
             "rows": [{"name": "mlp", "title": "MLP"} | dict.fromkeys(learning.MODELS, missed)],
         }
         written = page.publish_measured(values, by_network, "here, of today", 3, tmp_path, readme, learned)
