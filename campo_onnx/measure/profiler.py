@@ -7,7 +7,7 @@ where it cannot be trusted, is timed alone.
 """
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
@@ -184,20 +184,19 @@ def _trace_host(
     program = load(imported.model, timer.machine, folder=imported.folder, settings=settings)
     times = program.node_times(feeds, repeats=steps, warmup=_WARMUP, on_step=done.advance)
     del program
-    step_us = times.step.median_us
-    if runtime_called(timer.machine.runtime).capabilities.runs_each_node:
-        nodes = _by_node(times)
-    else:
-        if not times.interrupted:  # where kernels are short, counting their times takes as long as they do
-            step_us = _step_us(imported, feeds, timer, steps)
-        nodes = shared_out(times, step_us, imported.view, target)
-    return Traced(
+    traced = Traced(
         how=MeasuredBy.TRACE,
-        nodes=nodes,
-        step_us=step_us,
+        nodes=_by_node(times),
+        step_us=times.step.median_us,
         accounted=times.accounted,
         interrupted=times.interrupted,
     )
+    if runtime_called(timer.machine.runtime).capabilities.runs_each_node:
+        return traced
+    if not times.interrupted:  # where kernels are short, counting their times takes as long as they do
+        traced = replace(traced, step_us=_step_us(imported, feeds, timer, steps))
+    shared = shared_out(times, traced.step_us, imported.view, target)
+    return replace(traced, nodes=shared, accounted=None)  # all of the step, as it is shared out
 
 
 def _by_node(times: StepTimes) -> Mapping[str, Timing]:
@@ -212,9 +211,9 @@ def _by_node(times: StepTimes) -> Mapping[str, Timing]:
 def shared_out(times: StepTimes, step_us: float, view: GraphView, target: Target) -> Mapping[str, Timing]:
     """Share the times of kernels out among the nodes that each computes, in proportion to rooflines.
 
-    The times add up to the step. What it takes besides its kernels, to start them, is part of each of them.
-    A node that no kernel names was computed when the graph was loaded, or together with one that is equal:
-    it takes no time.
+    The times add up to the step. What it takes besides these kernels, to start them and for copies that are
+    of no node, is part of each of them. A node that no kernel names was computed when the graph was loaded,
+    or together with one that is equal: it takes no time.
 
     Parameters
     ----------
@@ -227,11 +226,12 @@ def shared_out(times: StepTimes, step_us: float, view: GraphView, target: Target
     target
         Whose roofline it is.
     """
-    kernels_us = sum(executed.time.median_us for executed in times.nodes)
-    started_us = max(step_us - kernels_us, 0.0) / max(len(times.nodes), 1)
-    scale = min(step_us / kernels_us, 1.0) if kernels_us > 0 else 1.0
     shared = dict.fromkeys((node.name for node in view.nodes), _NOTHING)
-    for executed in times.nodes:
+    kernels = [executed for executed in times.nodes if not shared.keys().isdisjoint(executed.nodes)]
+    kernels_us = sum(executed.time.median_us for executed in kernels)
+    started_us = max(step_us - kernels_us, 0.0) / max(len(kernels), 1)
+    scale = min(step_us / kernels_us, 1.0) if kernels_us > 0 else 1.0
+    for executed in kernels:
         roofline_us = {name: _roofline_us(view, name, target) for name in executed.nodes if name in shared}
         whole_us = sum(roofline_us.values())
         for name, own_us in roofline_us.items():

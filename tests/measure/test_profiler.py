@@ -171,6 +171,10 @@ def test_shared_times_add_up_to_the_step(imported: Imported, step_us: float) -> 
     product, relu = names(imported, "MatMul")[0], names(imported, "Relu")[0]
     times = executed((60.0, (product,)), (30.0, (product,)), (10.0, (relu,)))
     shared = shared_out(times, step_us, imported.view, target("cpu"))
+    lost = shared_out(
+        executed((60.0, (product,)), (40.0, ("unheard of",))), step_us, imported.view, target("cpu")
+    )
+    assert lost[product].median_us == pytest.approx(step_us)
     assert sum(timing.median_us for timing in shared.values()) == pytest.approx(step_us)
     # What is left over, to start kernels, is shared out evenly; a trace that takes longer is shortened.
     expected_us = 90.0 * step_us / 100.0 if step_us < 100.0 else 90.0 + 2 * 10.0 / 3

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,16 @@ _JOINING, _UNJOINED = "TokenizeSnippets", {"SNIPPETS_MODE": "DISABLE"}
 _CACHED_NODES = 200  # fewer compile in less time than a file takes
 
 
+@cache
+def core() -> Any:
+    """Give the process' one ``ov.Core``.
+
+    Each has a stack for signals, in the place of the one before, which it puts back when it ends: that of
+    another core that ended earlier, if there were several, and then Ctrl-C ended the process.
+    """
+    return ov.Core()
+
+
 class OpenVinoProgram:
     """A loaded graph.
 
@@ -55,7 +65,7 @@ class OpenVinoProgram:
     def __init__(
         self, model: onnx.ModelProto, *, threads: int, folder: Path | None, traces: bool = False
     ) -> None:
-        self._core = ov.Core()
+        self._core = core()
         refuse_types(model, self._core.get_property(DEVICE, "OPTIMIZATION_CAPABILITIES"), cpu_name())
         constants = {constant.name for constant in model.graph.initializer}
         constants |= {constant.values.name for constant in model.graph.sparse_initializer}

@@ -79,3 +79,4 @@ def test_a_profile_is_of_the_whole_step(timer):
     assert set(profile.table["measured"]) <= {"trace", "constant"}  # what is not executed is not timed alone
     assert times.keys() == set(imported.view.node)
     assert sum(times.values()) == pytest.approx(profile.step_us)
+    assert profile.accounted is None

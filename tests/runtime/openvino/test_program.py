@@ -2,6 +2,8 @@
 
 import gc
 import resource
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -330,3 +332,25 @@ def test_a_step_copies_no_output():
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak_bytes < 2**20  # the output has 4 MiB
+
+
+LET_GO = """
+import gc, signal
+from onnx import parser
+from campo_onnx.runtime.openvino.runtime import RUNTIME
+graph = "g (float[4] x) => (float[4] y) { y = Relu(x) }"
+model = parser.parse_model('<ir_version: 10, opset_import: ["": 22]> ' + graph)
+first, second = RUNTIME.load(model, "cpu"), RUNTIME.load(model, "cpu")
+del first; gc.collect()
+del second; gc.collect()
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_ctrl_c_after_programs_were_let_go_in_the_order_in_which_they_were_made():
+    """A signal went to the stack of a core that had ended, and the process with it."""
+    done = subprocess.run([sys.executable, "-c", LET_GO], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
