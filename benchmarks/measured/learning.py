@@ -152,11 +152,10 @@ def learned(plans: Sequence[Measured]) -> Facts | None:
     networks = {name: [plan for plan in plans if plan.network == name] for name in names}
     if len(networks) < _FEWEST_NETWORKS:
         return None
-    models = {
-        name: title
-        for name, title in MODELS.items()
-        if name != PROFILED or all(PROFILED in plan.parts_us for plan in plans)
-    }
+    is_profiled = all(PROFILED in plan.parts_us for plan in plans) and all(
+        any(plan.plan == FP32 for plan in group) for group in networks.values()
+    )
+    models = {name: title for name, title in MODELS.items() if is_profiled or name != PROFILED}
     predicted = {name: _predictions(plans, name) for name in models}
     in_step = fit_in_step([plan.step for plan in plans])
     return {
@@ -165,7 +164,7 @@ def learned(plans: Sequence[Measured]) -> Facts | None:
         "titles": models,
         "models": {name: _quality(plans, networks, predicted_us) for name, predicted_us in predicted.items()},
         "factors": dict(in_step.factors),
-        "moments": _moments(plans) if PROFILED in models else None,
+        "moments": _moments(plans) if is_profiled else None,
         "itself": _mean([_agreement(group) for group in networks.values()]),
         "rows": [
             {

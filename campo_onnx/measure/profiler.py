@@ -1,9 +1,8 @@
 """Take the profile of one FP32 training step.
 
 On a CPU the times come from the runtime's own profile of repeated steps; where its kernels compute several
-nodes, their times are shared out. On CUDA that profile records
-launches only: there a trace of all kernels is joined to nodes, and what it cannot tell, or all nodes
-where it cannot be trusted, is timed alone.
+nodes, their times are shared out. On CUDA that profile records launches only: there a trace of all kernels
+is joined to nodes, and what it cannot tell, or all nodes where it cannot be trusted, is timed alone.
 """
 
 from collections.abc import Callable, Collection, Mapping

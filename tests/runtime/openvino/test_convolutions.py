@@ -83,17 +83,23 @@ def step(data, weights, attributes, dtype):
     return model
 
 
-@pytest.mark.usefixtures("bf16_units")
-@pytest.mark.parametrize(
-    ("data", "weights", "attributes"), [*COLUMN, *VECTOR, *SINGLE, *BLIND, *PLANES, *PLAIN]
-)
-def test_convolutions_in_bf16_are_right(data, weights, attributes):
+def run_in_bf16(data, weights, attributes):
+    """Run a convolution that is typed BF16, compare it with the exact one, and give its program."""
     rng = np.random.default_rng(0)
     # Whole numbers, whose sums BF16 rounds once.
     feeds = {n: rng.integers(-4, 5, s).astype(np.float32) for n, s in (("x", data), ("w", weights))}
     exact = ORT.load(step(data, weights, attributes, 1), "cpu").run(feeds)["y"]
     program = RUNTIME.load(step(data, weights, attributes, 16), "cpu")
     np.testing.assert_array_equal(program.run(feeds)["y"], exact.astype(BF16).astype(np.float32))
+    return program
+
+
+@pytest.mark.usefixtures("bf16_units")
+@pytest.mark.parametrize(
+    ("data", "weights", "attributes"), [*COLUMN, *VECTOR, *SINGLE, *BLIND, *PLANES, *PLAIN]
+)
+def test_convolutions_in_bf16_are_right(data, weights, attributes):
+    program = run_in_bf16(data, weights, attributes)
     assert set(program.executed().values()) == {Precision.BF16}
 
 
@@ -102,11 +108,7 @@ def test_convolutions_in_bf16_are_right(data, weights, attributes):
 def test_wide_results_of_one_channel_are_computed_in_fp32(data, weights, attributes, monkeypatch):
     """The plugin's kernel in BF16 takes up to five times as long; tiles were not measured."""
     monkeypatch.setattr(repairs, "_has_tiles", lambda: False)
-    rng = np.random.default_rng(0)
-    feeds = {n: rng.integers(-4, 5, s).astype(np.float32) for n, s in (("x", data), ("w", weights))}
-    exact = ORT.load(step(data, weights, attributes, 1), "cpu").run(feeds)["y"]
-    program = RUNTIME.load(step(data, weights, attributes, 16), "cpu")
-    np.testing.assert_array_equal(program.run(feeds)["y"], exact.astype(BF16).astype(np.float32))
+    program = run_in_bf16(data, weights, attributes)
     assert set(program.executed().values()) == {Precision.FP32}
     (batch, channels, *image), (filters, _, *kernel) = data, weights
     more = step((batch, 2 * channels, *image), (filters, 2 * channels, *kernel), attributes, 16)
