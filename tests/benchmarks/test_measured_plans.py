@@ -124,9 +124,10 @@ def test_layers_have_times_in_both_precisions(tmp_path: Path) -> None:
         helper.make_node("Conv", ["x", "w"], ["c"], name="conv"),
         helper.make_node("MaxPool", ["c"], ["y"], name="pool", kernel_shape=[2, 2]),
     ]
-    values = {"x": np.ones((1, 2, 20, 20), np.float32), "w": np.ones((2, 2, 3, 3), np.float32)}
+    # Large enough for a clock of whole microseconds.
+    values = {"x": np.ones((2, 16, 96, 96), np.float32), "w": np.ones((16, 16, 3, 3), np.float32)}
     inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, v.shape) for n, v in values.items()]
-    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 2, 17, 17])]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 16, 93, 93])]
     model = helper.make_model(
         helper.make_graph(nodes, "net", inputs, outputs), opset_imports=[helper.make_opsetid("", 22)]
     )
@@ -134,7 +135,7 @@ def test_layers_have_times_in_both_precisions(tmp_path: Path) -> None:
         onnx.save(model, folder / f"{plan}.onnx")
     safetensors.save_file(values, folder / plans.FEEDS)
     rows = layers.measured_layers(("net",), tmp_path)
-    assert [(one["op"], one["kernel"], one["side"]) for one in rows] == [("Conv", 3, 20), ("MaxPool", 2, 18)]
+    assert [(one["op"], one["kernel"], one["side"]) for one in rows] == [("Conv", 3, 96), ("MaxPool", 2, 94)]
     assert all(one["fp32_us"] > 0 < one["low_us"] for one in rows)
 
 
