@@ -97,7 +97,7 @@ def test_bf16_without_units_is_refused(refused, monkeypatch):
                 ["FP32", "INT8"] if words[-1] == "OPTIMIZATION_CAPABILITIES" else super().get_property(*words)
             )
 
-    monkeypatch.setattr(programs.ov, "Core", OldCpu)
+    monkeypatch.setattr(programs, "core", OldCpu)
     onnx.save(parse_model(PRODUCT.format(BF16), 22), "bf16.onnx")
     code, message = refused("profile", "bf16.onnx", "--runtime", "openvino", "-o", "profile.parquet")
     assert code == 8

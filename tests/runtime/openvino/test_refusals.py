@@ -144,11 +144,11 @@ def test_a_graph_that_is_not_compiled_names_the_node_and_the_remedy(monkeypatch)
         )
 
     core = SimpleNamespace(
-        read_model=programs.ov.Core().read_model,
+        read_model=programs.core().read_model,
         compile_model=compile_model,
         get_property=lambda *_: ["BF16"],
     )
-    monkeypatch.setattr(programs, "ov", SimpleNamespace(Core=lambda: core))
+    monkeypatch.setattr(programs, "core", lambda: core)
     with pytest.raises(UnsupportedModelError) as refused:
         load(graph)
     assert str(refused.value) == (
