@@ -40,7 +40,7 @@ def population(rows: Sequence[Facts], layers: Sequence[Facts], asked: int) -> Fa
         "networks": len(rows),
         "asked": asked,
         "plans": {
-            plan: _wins(of, expected.get(plan, {})) | _best([*_as_kept(rows, plan)], plan)
+            plan: _wins(of, expected.get(plan, {})) | _best([*_with_verified(rows, plan)], plan)
             for plan, of in gains.items()
             if of
         },
@@ -70,27 +70,27 @@ def _verified(rows: Sequence[Facts]) -> Mapping[str, Facts]:
         fp32, low = row["rounds_ms"].get(FP32, ()), row["rounds_ms"].get("optimal", ())
         measured = paired_speedup(fp32[1::2], low[1::2])
         if measured is not None:
-            interval = (measured.median, measured.low, measured.high) if _is_kept(row) else (1.0, 1.0, 1.0)
+            interval = (measured.median, measured.low, measured.high) if _is_faster(row) else (1.0, 1.0, 1.0)
             gains[row["name"]] = dict(zip(("median", "low", "high"), interval, strict=True))
     return gains
 
 
-def _is_kept(row: Facts) -> bool:
+def _is_faster(row: Facts) -> bool:
     """Whether even rounds show the plan of `optimal` to be faster than FP32."""
     even = (row["rounds_ms"].get(plan, ())[::2] for plan in (FP32, "optimal"))
     decided = paired_speedup(*even)
     return decided is not None and decided.low > 1
 
 
-def _as_kept(rows: Sequence[Facts], plan: str) -> Iterator[Facts]:
-    """Give rows in which a plan has rounds: those of `optimal, verified` are odd ones of what is kept."""
+def _with_verified(rows: Sequence[Facts], plan: str) -> Iterator[Facts]:
+    """Give rows in which a plan has rounds; of `optimal, verified` odd ones of what `--verify` chooses."""
     for row in rows:
         if plan != VERIFIED:
             yield row
         elif row["rounds_ms"].get(FP32) and row["rounds_ms"].get("optimal"):
             odd = {side: rounds[1::2] for side, rounds in row["rounds_ms"].items()}
-            kept = "optimal" if _is_kept(row) else FP32
-            yield {**row, "rounds_ms": odd | {plan: odd[kept]}, "ms": row["ms"] | {plan: row["ms"][kept]}}
+            choice = "optimal" if _is_faster(row) else FP32
+            yield {**row, "rounds_ms": odd | {plan: odd[choice]}, "ms": row["ms"] | {plan: row["ms"][choice]}}
 
 
 def _expected(rows: Sequence[Facts], plan: str) -> Mapping[str, float]:

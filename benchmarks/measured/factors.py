@@ -5,13 +5,17 @@ from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
-from scipy.optimize import nnls
+from scipy.optimize import lsq_linear
 
 from campo_onnx.calibrate.in_step import InStep, Part
 
 STRENGTH = 0.3
 """Weight of the factor 1 for every part, in squared relative errors of a step: what a few steps do not show
 stays as it was timed."""
+
+LEAST = 0.1
+"""No part takes less of its time alone: a node in a step still reads and writes, and what small steps show
+beyond that is what nodes alone take for inputs and outputs of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +45,7 @@ ALONE = InStep(factors={})
 def fit_in_step(steps: Sequence[MeasuredStep]) -> InStep:
     """Fit the factors, and say what they are worth on graphs that they were not fitted to.
 
-    Relative errors of steps count, in squares; factors are not negative, and drawn to 1
+    Relative errors of steps count, in squares; factors are not below :data:`LEAST`, and drawn to 1
     (:data:`STRENGTH`), so that a few steps suffice.
 
     Parameters
@@ -84,4 +88,5 @@ def factors_of(steps: Sequence[MeasuredStep]) -> Mapping[str, float]:
     prior = np.sqrt(STRENGTH) * np.eye(len(parts))
     matrix = np.concatenate([np.asarray(shares).reshape(len(steps), len(parts)), prior])
     target = np.concatenate([np.ones(len(steps)), np.sqrt(STRENGTH) * np.ones(len(parts))])
-    return dict(zip(map(str, parts), map(float, nnls(matrix, target)[0]), strict=True))
+    factors = lsq_linear(matrix, target, bounds=(LEAST, np.inf)).x
+    return dict(zip(map(str, parts), map(float, factors), strict=True))

@@ -165,10 +165,7 @@ def _kernel_gradient(random: Random, target: float) -> Node:
 
 
 def _thin_gradient(random: Random, target: float) -> Node:
-    """Draw the gradient of a convolution's weight at a batch of one to three: it adds up so many channels.
-
-    The images stay as large as they are, since kernels for few channels differ most where images are large.
-    """
+    """Draw the gradient of a first layer's weight at a batch of one to three: it adds up so many channels."""
     channels, filters, size, kernel, stride = first_convolution(random, target)
     return _of_images((channels, int(random.integers(1, 4)), size), filters, kernel, kernel // 2, stride)
 
@@ -176,7 +173,10 @@ def _thin_gradient(random: Random, target: float) -> Node:
 def _of_images(
     data: tuple[int, int, int], filters: int, kernel: int, pad: int, stride: int, groups: int = 1
 ) -> Node:
-    """Write a weight's gradient of square images (channels, batch, size), by their gradients."""
+    """Write a weight's gradient as a convolution of square images (channels, batch, size).
+
+    Its kernels are the gradients of what the layer makes of them; a batch counts the images of all groups.
+    """
     channels, batch, size = data
     image = (size + 2 * pad - kernel) // stride + 1
     taps = size + 2 * pad - stride * (image - 1)

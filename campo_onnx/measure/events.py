@@ -30,7 +30,7 @@ EVENTS = (
     "alignment",  # share of the dimensions tensor cores take unpadded
     "sum_length",  # products that one element of a matrix product adds up: long sums run in other kernels
     "rows",  # of the first matrix, or those that are reduced or normalized one by one
-    "channels",  # that a convolution adds up over, in a group: for one or two there are other kernels
+    "channels",  # that a convolution adds up over, in a group: for one there are other kernels
 )
 """Names, in the order of columns."""
 

@@ -92,7 +92,7 @@ class TestSummary:
 
     def test_page_picture_and_readme(self, tmp_path: Path) -> None:
         pytest.importorskip("matplotlib")
-        values = {
+        values: dict[str, Any] = {
             f"{kind} {name}": self.row(name)
             for kind, name in (("network", "mlp"), ("batch", "mlp@4"), ("drawn", "random/0"))
         }
@@ -110,7 +110,7 @@ class TestSummary:
         width["larger_and_faster"] = 256
         values["ops mlp"] = self.row("ops") | {"rows": [op_row], "failures": {}, "widths": [width]}
         layer = {"op": "Conv", "kernel": 3, "side": 20, "fp32_us": 9.0, "low_us": 6.0}
-        values["layers 1"] = [layer, layer | {"low_us": 12.0}]  # type: ignore[assignment]
+        values["layers 1"] = [layer, layer | {"low_us": 12.0}]
         readme = tmp_path / "README.md"
         readme.write_text(f"# Title\n{page.BEGIN}\nold\n{page.END}\nrest\n")
         by_network = dict.fromkeys(("mlp", "mlp@4", "random/0"), PLANS)

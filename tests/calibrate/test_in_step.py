@@ -8,7 +8,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from benchmarks.measured.factors import ALONE, MeasuredStep, error_of, fit_in_step, step_us
+from benchmarks.measured.factors import ALONE, LEAST, MeasuredStep, error_of, fit_in_step, step_us
+from campo_onnx.calibrate.calibration import Calibration
+from campo_onnx.calibrate.catalog import shipped_folder
 from campo_onnx.calibrate.in_step import InStep, Part
 from campo_onnx.costs.parts import parts_of, relaid
 from campo_onnx.ir.importer import import_model
@@ -94,6 +96,23 @@ def test_factors_are_found_again_and_predict_graphs_kept_out() -> None:
 def test_few_steps_move_factors_less_than_many() -> None:
     few, many = (abs(fit_in_step(steps(n)).factor(Part.FUSED) - 1) for n in (2, 60))
     assert 0 < few < many
+
+
+def test_no_part_of_a_step_is_free() -> None:
+    """Small steps, whose nodes were timed with inputs of their own, fit element-wise ones to nothing."""
+    free = [
+        MeasuredStep(
+            graph=f"g{number}",
+            parts_us={Part.PRODUCTS: 10.0 * number, Part.ELEMENTWISE: 50.0},
+            measured_us=10.0 * number,
+        )
+        for number in range(1, 60)
+    ]
+    assert fit_in_step(free).factor(Part.ELEMENTWISE) == pytest.approx(LEAST)
+    files = [file for file in shipped_folder().iterdir() if file.name.endswith(".json")]
+    shipped = [Calibration.from_json(file.read_text()).in_step for file in files]
+    factors = [factor for one in shipped if one is not None for factor in one.factors.values()]
+    assert min(factors) >= LEAST
 
 
 def test_alone_changes_nothing() -> None:

@@ -1,7 +1,7 @@
 """Where OpenVINO cannot run something: one message with the remedy, and its exit code, nothing written."""
 
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import onnx
 import pytest
@@ -91,13 +91,8 @@ def test_bf16_without_units_is_refused(refused, monkeypatch):
         pytest.skip(problem)
     from campo_onnx.runtime.openvino import program as programs
 
-    class OldCpu(programs.ov.Core):  # type: ignore[name-defined]
-        def get_property(self, *words):
-            return (
-                ["FP32", "INT8"] if words[-1] == "OPTIMIZATION_CAPABILITIES" else super().get_property(*words)
-            )
-
-    monkeypatch.setattr(programs, "core", OldCpu)
+    old_cpu = SimpleNamespace(get_property=lambda *_: ["FP32", "INT8"])
+    monkeypatch.setattr(programs, "core", lambda: old_cpu)
     onnx.save(parse_model(PRODUCT.format(BF16), 22), "bf16.onnx")
     code, message = refused("profile", "bf16.onnx", "--runtime", "openvino", "-o", "profile.parquet")
     assert code == 8
