@@ -87,6 +87,17 @@ def cell(text: object) -> str:
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
 
 
+def cpu_of(machine: Mapping[str, Any]) -> str:
+    """Name a machine's CPU, with its device file where one tells more than the processor says of itself.
+
+    Examples
+    --------
+    >>> cpu_of({"cpu": "AMD EPYC", "device": "zen5"}), cpu_of({"cpu": "AMD EPYC"})
+    ('AMD EPYC, zen5', 'AMD EPYC')
+    """
+    return f"{machine['cpu']}, {machine['device']}" if "device" in machine else machine["cpu"]
+
+
 def head(columns: Sequence[str], left: int = 1) -> str:
     """Begin a table whose first `left` columns hold text, and the others figures.
 
@@ -123,7 +134,7 @@ def render(claim: str, data: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"number": number, "interval": interval, "cell": cell}
+    environment.filters |= {"number": number, "interval": interval, "cell": cell, "cpu_of": cpu_of}
     environment.globals |= {"head": head, "line": line, "results": results}
     page = environment.get_template(f"{claim}.md.j2").render(**data)
     note = data.get("transcribed")

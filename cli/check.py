@@ -225,7 +225,8 @@ def check(
         pairs = load_policy(policy)
     elif mixed is None or against is None:
         raise UsageError(
-            "there is nothing to check", remedy="Give MIXED and --against MODEL, or --policy FILE.toml."
+            "there is nothing to check" + (f" {mixed} against" if mixed is not None else ""),
+            remedy="Give MIXED and --against MODEL, or --policy FILE.toml.",
         )
     else:
         if os.path.isdir(mixed) or os.path.isdir(against):

@@ -9,7 +9,7 @@ from benchmarks.figures import distributions, dots
 from benchmarks.measured import NETWORKS, drawn, summary
 from benchmarks.measured.learning import PER_OPERATOR, PROFILED
 from benchmarks.measured.sides import SIDES, THREADS
-from benchmarks.pages import RESULTS, head, interval, line, provenance, publish
+from benchmarks.pages import RESULTS, cpu_of, head, interval, line, provenance, publish
 from campo_onnx.errors import UsageError
 from campo_onnx.files import write_text
 
@@ -64,7 +64,7 @@ def publish_measured(
     shown = {row["title"]: {s: r["median"] for s, r in row["over_fp32"].items()} for row in data["rows"]}
     named = {name: {SIDES[s].title: r for s, r in row.items() if s != "fp32"} for name, row in shown.items()}
     series = [side.title for key, side in SIDES.items() if key not in ("fp32", "fine-grained")]
-    title = f"Throughput over FP32 on OpenVINO, {data['machine']['cpu']}, {data['made']['date']}"
+    title = f"Throughput over FP32 on OpenVINO, {cpu_of(data['machine'])}, {data['made']['date']}"
     dots(named, series, folder / _PICTURE, title=title, axis="times FP32 (measured)", reference=1.0)
     if data["population"]:
         curves = data["population"]["quantiles"]
@@ -149,7 +149,7 @@ def table_of(data: Facts) -> str:
     """Write the README's table: steps in ms, and by how much `optimal` is faster than FP32."""
     versions, machine = data["made"]["versions"], data["machine"]
     lines = [
-        f"Measured on {machine['cpu']} ({machine['cores']} cores with {', '.join(machine['units'])} units), "
+        f"Measured on {cpu_of(machine)} ({machine['cores']} cores with {', '.join(machine['units'])} units), "
         f"{data['made']['date']}, OpenVINO {versions['openvino']}, torch {versions['torch']}: milliseconds "
         "of a step (loss and gradients), medians with 95 % intervals, each side a process of its own, in "
         "turns. "
@@ -196,7 +196,7 @@ def front_of(data: Facts) -> str:
     ratios = [row["over_fp32"]["optimal"]["median"] for row in data["rows"] if "optimal" in row["over_fp32"]]
     return (
         f"Training steps in BF16 run **{min(ratios):.1f} to {max(ratios):.1f} times as fast as in FP32**, "
-        f"measured in OpenVINO on {data['machine']['cores']} cores of {data['machine']['cpu']}, "
+        f"measured in OpenVINO on {data['machine']['cores']} cores of {cpu_of(data['machine'])}, "
         f"{data['made']['date']} ([all figures](../benchmarks/results/measured.md)):\n\n"
         f"![Throughput of each side over FP32](../benchmarks/results/{_PICTURE})"
     )

@@ -16,6 +16,7 @@ from benchmarks.steps import StepError
 from campo_onnx.bench.statistics import MIN_SAMPLES
 from campo_onnx.hardware.processor import this_processor
 from campo_onnx.runtime.machine import cores, cpu_name
+from campo_onnx.targets.detect import cpu_figures
 
 Facts = dict[str, Any]
 
@@ -165,6 +166,7 @@ def here() -> Facts:
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {
             "cpu": cpu_name() + tiles,
+            "device": cpu_figures(cores()).name,
             "cores": cores(),
             "units": [unit for unit in units if unit in ("FP32", "BF16", "FP16", "INT8")],
             "governor": governor.read_text(encoding="ascii").strip() if governor.is_file() else "not told",
