@@ -29,7 +29,7 @@ Row = Mapping[str, Any]
 
 NVIDIA, CAMPO = "nvidia-amp", "campo"
 PLANNED = (NVIDIA, CAMPO, OPTIMAL)
-"""What the slides teach, the paper's traverses, and the exact optimum."""
+"""Rules as the slides teach them, the traverses of the paper, and the exact optimum."""
 
 KNIGHTS_MILL = "knights_mill"
 

@@ -77,7 +77,7 @@ class TestTurns:
     def test_where_and_with_what_it_ran_is_in_every_result(self, stub: type[Stub]) -> None:
         result = turns.in_turns("mlp", Path(), ("fp32",), EFFORT)
         assert result["others_running"] is None or result["others_running"] >= 0
-        assert set(result["machine"]) == {"cpu", "cores", "units", "governor"}
+        assert set(result["machine"]) == {"cpu", "device", "cores", "units", "governor"}
         assert result["made"]["versions"]["openvino"]
         assert result["load"] >= 0
         assert result["load_after"] >= 0
