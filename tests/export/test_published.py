@@ -20,6 +20,9 @@ from benchmarks.published.networks import (
     TransformerBig,
     Wav2Letter,
 )
+from campo_onnx import Options, oplists, optimize_model, target
+from campo_onnx.export.torch import export_training_step
+from campo_onnx.optimize.plan.reason import Reason
 from tests.export import against_torch
 from tests.export.against_torch import TOLERANCE
 
@@ -81,3 +84,15 @@ def test_every_gradient_is_eagers(name: str) -> None:
         torch.manual_seed(0)
         module, (inputs, targets) = build(), batch()
     assert against_torch.worst_deviation(module, NETWORKS[name].loss, inputs, targets) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["deep_speech2", "wav2letter"])
+def test_what_stands_for_no_path_in_ctc_keeps_no_gradient_in_fp32(name: str) -> None:
+    """CTC has -1e30 for log(0), which no gradient holds: it is behind exp(x - log(sum(exp(x))))."""
+    build, batch = NARROW[name]
+    module, (inputs, targets) = build(), batch()
+    model = export_training_step(module, NETWORKS[name].loss, inputs, targets)
+    plan = optimize_model(model, Options(target=target("v100"), lists=oplists("campo"))).plan
+    products = [d for d in plan.decisions if d.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul")]
+    assert products
+    assert not [d for d in products if d.decided_by is Reason.VALUE_OVERFLOW]

@@ -1,8 +1,9 @@
 """Ranges of all tensors of a graph, in one pass from inputs to outputs."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import and_, eq, ge, gt, le, lt, not_, or_
 from types import MappingProxyType
 from typing import Any
 
@@ -25,6 +26,17 @@ from campo_onnx.optimize.values.sum_ops import MOVES, MOVES_AND_PARTS, WEIGHTED,
 from campo_onnx.optimize.values.unrolled import unrolled
 
 _CHOICES = op_keys("Max Where")
+_COMPARED: dict[str, Callable[..., float]] = {
+    "Equal": eq,
+    "Greater": gt,
+    "GreaterOrEqual": ge,
+    "Less": lt,
+    "LessOrEqual": le,
+}
+_LOGICAL: dict[str, Callable[..., float]] = {"And": and_, "Not": not_, "Or": or_}
+_OF_NUMBERS = _COMPARED | _LOGICAL | {"Abs": abs, "IsInf": math.isinf, "IsNaN": math.isnan}
+"""Operators that ask whether a number is finite."""
+
 _FEW_ELEMENTS = 16
 
 
@@ -205,7 +217,10 @@ def _related(
     node: OpNode, view: GraphView, ranges: Mapping[str, ValueRange], result: ValueRange
 ) -> ValueRange:
     """Sharpen what two inputs of a node that belong together make of each other."""
-    if node.op.label == "Sub" and _is_reduction("ReduceMax", node.inputs[1], node.inputs[0], view):
+    if node.op.label == "Sub" and (
+        _is_reduction("ReduceMax", node.inputs[1], node.inputs[0], view)
+        or _is_logarithm_of_sum(node.inputs[1], node.inputs[0], view)
+    ):
         return made(result.lowest, 0.0, result.expected_lowest, 0.0, like=result)
     if node.op.label == "Div":
         numerator = ranges.get(node.inputs[0], UNKNOWN)
@@ -240,15 +255,76 @@ def _beside_infinity(tensor: str, view: GraphView) -> str:
     return tensor
 
 
+def _where_finite(tensor: str, view: GraphView) -> str:
+    """The tensor behind views and choices that put another number in place of its infinities.
+
+    The logarithm of a sum of exponentials takes 0 for an infinite maximum, where FP32 has no number either.
+    """
+    while (producer := view.producer.get(tensor := _beside_infinity(tensor, view))) is not None:
+        if producer.op.label != "Where":
+            break
+        condition, *branches = producer.inputs
+        chosen = [
+            t
+            for t, side in zip(branches, (True, False), strict=True)
+            if _of_a_number(condition, t, view) is side
+        ]
+        if len(chosen) != 1:
+            break
+        tensor = chosen[0]
+    return tensor
+
+
+def _of_a_number(condition: str, tensor: str, view: GraphView) -> float | None:
+    """Evaluate a condition where a tensor is finite; None unless it asks for infinities and NaN alone."""
+    if condition == tensor:
+        return 0.0
+    value = view.scalar(condition)
+    if value is not None:
+        return value if math.isinf(value) else None
+    producer = view.producer.get(condition)
+    if producer is None or producer.op.label not in _OF_NUMBERS:
+        return None
+    operands = [_of_a_number(t, tensor, view) for t in producer.inputs]
+    numbers = [operand for operand in operands if operand is not None]
+    label, are_bools = producer.op.label, all(isinstance(number, bool) for number in numbers)
+    holds_infinity = label not in _COMPARED or any(map(math.isinf, numbers))
+    if len(numbers) < len(operands) or not holds_infinity or (label in _LOGICAL and not are_bools):
+        return None
+    return _OF_NUMBERS[label](*numbers)
+
+
 def _is_reduction(op_type: str, tensor: str, of: str, view: GraphView) -> bool:
-    """Whether `tensor` is a reduction of `of`, looking through views."""
-    producer = view.producer.get(tensor)
-    while producer is not None and (
-        producer.op in MOVES or (producer.op.label == "Max" and len(producer.inputs) == 2)
-    ):
-        tensor = _through(producer, view)
-        producer = view.producer.get(tensor)
+    """Whether `tensor` is a reduction of `of`, looking through views and past what stands for infinities."""
+    producer = view.producer.get(_where_finite(tensor, view))
+    while producer is not None and producer.op.label == "Max" and len(producer.inputs) == 2:
+        producer = view.producer.get(_where_finite(_through(producer, view), view))
     return producer is not None and producer.op.label == op_type and producer.inputs[0] == of
+
+
+def _is_logarithm_of_sum(tensor: str, of: str, view: GraphView) -> bool:
+    """Whether `tensor` is the logarithm of a sum of exponentials of `of`: ``log(sum(exp(x - m))) + m``."""
+    if _is_reduction("ReduceLogSumExp", tensor, of, view):
+        return True
+    added = view.producer.get(view.origin(tensor, MOVES))
+    if added is None or added.op.label != "Add":
+        return False
+    for logarithm, shift in (added.inputs, added.inputs[::-1]):
+        difference = _upstream(logarithm, ("Log", "ReduceSum", "Exp", "Sub"), view)
+        if difference is not None and difference.inputs[0] == of:
+            return view.origin(difference.inputs[1], MOVES) == view.origin(shift, MOVES)
+    return False
+
+
+def _upstream(tensor: str, op_types: Sequence[str], view: GraphView) -> OpNode | None:
+    """The last of a chain of operators, from the one that writes a tensor upwards, through views."""
+    producer = None
+    for op_type in op_types:
+        producer = view.producer.get(view.origin(tensor, MOVES))
+        if producer is None or producer.op.label != op_type:
+            return None
+        tensor = producer.inputs[0]
+    return producer
 
 
 def _through(node: OpNode, view: GraphView) -> str:

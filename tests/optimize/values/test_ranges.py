@@ -204,3 +204,51 @@ def test_a_sum_of_exponentials_below_their_largest_is_at_least_one(case, lowest)
     nodes = {**LARGEST, **OTHERS}[case]
     body = f"{nodes} d = Sub(x, m) e = Exp(d) s = ReduceSum(e, last) y = Div(e, s)"
     assert ranges(body, constants=ROWS)["s"].lowest == lowest
+
+
+FINITE = {
+    "where it is not infinite": "a = Abs(l) i = Equal(a, infinite) m = Where(i, zero, l)",
+    "where it is no infinity": "i = IsInf(l) m = Where(i, zero, l)",
+    "where it is a number": "i = IsInf(l) n = IsNaN(l) b = Or(i, n) f = Not(b) m = Where(f, l, zero)",
+    "where it is less than infinite": "a = Abs(l) f = Less(a, infinite) m = Where(f, l, zero)",
+}
+NOT_FINITE = {
+    "only where it is infinite": "i = IsInf(l) m = Where(i, l, zero)",
+    "where it is below a number": "f = Less(l, five) m = Where(f, l, zero)",
+    "where another is not infinite": "k = ReduceMax(z, last) i = IsInf(k) m = Where(i, zero, l)",
+    "where it is not above itself": "a = Abs(l) f = GreaterOrEqual(a, l) m = Where(f, l, zero)",
+}
+WHERE = ROWS | {"infinite": np.float32(np.inf), "zero": np.float32(0.0)}
+
+
+@pytest.mark.parametrize(
+    ("case", "highest"), [*((c, 0.0) for c in FINITE), *((c, math.inf) for c in NOT_FINITE)]
+)
+def test_what_is_below_its_largest_is_negative(case, highest):
+    body = f"l = ReduceMax(x, last) {(FINITE | NOT_FINITE)[case]} y = Sub(x, m)"
+    assert ranges(body, constants=WHERE)["y"].highest == highest
+
+
+LOGARITHMS = {
+    "in parts": ("d = Sub(x, m) e = Exp(d) s = ReduceSum(e, last) g = Log(s) t = Add(g, m)", 0.0),
+    "the other way round": ("d = Sub(x, m) e = Exp(d) s = ReduceSum(e, last) g = Log(s) t = Add(m, g)", 0.0),
+    "in one": ("t = ReduceLogSumExp(x, last)", 0.0),
+    "with another shift": (
+        "d = Sub(x, m) e = Exp(d) s = ReduceSum(e, last) g = Log(s) t = Add(g, five)",
+        math.inf,
+    ),
+    "of another tensor": (
+        "d = Sub(z, m) e = Exp(d) s = ReduceSum(e, last) g = Log(s) t = Add(g, m)",
+        math.inf,
+    ),
+    "of a mean": ("d = Sub(x, m) e = Exp(d) s = ReduceMean(e, last) g = Log(s) t = Add(g, m)", math.inf),
+}
+
+
+@pytest.mark.parametrize("case", LOGARITHMS)
+def test_what_is_below_the_logarithm_of_its_sum_is_negative(case):
+    body, highest = LOGARITHMS[case]
+    bounds = ranges(f"m = ReduceMax(x, last) {body} y = Sub(x, t)", constants=ROWS)
+    assert bounds["y"].highest == highest
+    bounds = ranges(f"m = ReduceMax(x, last) {body} d2 = Sub(x, t) y = Exp(d2)", constants=ROWS)
+    assert bounds["y"].highest == (1.0 if highest == 0.0 else math.inf)
