@@ -87,7 +87,6 @@ def _plan(work: Path, network: str, device: str, batch: int, call: Call) -> Any:
         strategy, lists = next(row for row in STRATEGIES.values() if label_of(*row) == name)
         plan = optimize_model(path, replace(options, strategy=strategy, lists=oplists(lists))).plan
         facts |= {"fp32_us": plan.fp32_us, f"{name}_us": plan.predicted_us}
-        facts["launches"] = len(plan.decisions)
     return facts
 
 
