@@ -7,8 +7,10 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from campo_onnx import Options, oplists, optimize_model, target
 from campo_onnx.errors import UnsupportedModelError, UsageError
 from campo_onnx.export.optimizers import SGD
+from campo_onnx.optimize.plan.reason import Reason
 from campo_onnx.training.session import TrainingSession
 from campo_onnx.training.weight_update import WeightUpdate
 
@@ -349,3 +351,15 @@ def test_a_long_sum_over_leading_axes_is_as_exact_as_jaxs() -> None:
     exact = 2 * np.square(x.astype(np.float64)).sum((0, 1, 2))
     # One term after the other is wrong by several times as much.
     assert np.linalg.norm(out["grad.scale"] - exact) < 4e-7 * np.linalg.norm(exact)
+
+
+def test_a_mask_before_a_logarithm_of_a_sum_keeps_no_gradient_in_fp32() -> None:
+    def loss(p: Any, x: Any, seen: Any) -> Any:
+        scores = jnp.where(seen > 0, x @ p["w"], -1e30)
+        return jax.scipy.special.logsumexp(scores, axis=-1).mean()
+
+    model = export_training_step(loss, {"w": array(8, 16)}, {"x": array(4, 8), "seen": array(4, 16)})
+    plan = optimize_model(model, Options(target=target("v100"), lists=oplists("campo"))).plan
+    products = [d for d in plan.decisions if d.op_type in ("Gemm", "MatMul")]
+    assert len(products) > 1
+    assert not [d for d in products if d.decided_by is Reason.VALUE_OVERFLOW]

@@ -285,6 +285,8 @@ def _of_a_number(condition: str, tensor: str, view: GraphView) -> float | None:
     producer = view.producer.get(condition)
     if producer is None or producer.op.label not in _OF_NUMBERS:
         return None
+    if producer.op.label == "Equal" and _is_zero_if_finite(producer.inputs, tensor, view):
+        return True
     operands = [_of_a_number(t, tensor, view) for t in producer.inputs]
     numbers = [operand for operand in operands if operand is not None]
     label, are_bools = producer.op.label, all(isinstance(number, bool) for number in numbers)
@@ -292,6 +294,14 @@ def _of_a_number(condition: str, tensor: str, view: GraphView) -> float | None:
     if len(numbers) < len(operands) or not holds_infinity or (label in _LOGICAL and not are_bools):
         return None
     return _OF_NUMBERS[label](*numbers)
+
+
+def _is_zero_if_finite(compared: Sequence[str], tensor: str, view: GraphView) -> bool:
+    """Whether ``x - x`` is held against 0, as JAX asks for infinities and NaN."""
+    differences = [view.producer.get(t) for t in compared]
+    return any(view.scalar(t) == 0.0 for t in compared) and any(
+        node is not None and node.op.label == "Sub" and set(node.inputs) == {tensor} for node in differences
+    )
 
 
 def _is_reduction(op_type: str, tensor: str, of: str, view: GraphView) -> bool:
@@ -304,7 +314,8 @@ def _is_reduction(op_type: str, tensor: str, of: str, view: GraphView) -> bool:
 
 def _is_logarithm_of_sum(tensor: str, of: str, view: GraphView) -> bool:
     """Whether `tensor` is the logarithm of a sum of exponentials of `of`: ``log(sum(exp(x - m))) + m``."""
-    if _is_reduction("ReduceLogSumExp", tensor, of, view):
+    alone = _upstream(tensor, ("Log", "ReduceSum", "Exp"), view)
+    if _is_reduction("ReduceLogSumExp", tensor, of, view) or (alone is not None and alone.inputs[0] == of):
         return True
     added = view.producer.get(view.origin(tensor, MOVES))
     if added is None or added.op.label != "Add":

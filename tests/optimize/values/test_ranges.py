@@ -210,12 +210,14 @@ FINITE = {
     "where it is not infinite": "a = Abs(l) i = Equal(a, infinite) m = Where(i, zero, l)",
     "where it is no infinity": "i = IsInf(l) m = Where(i, zero, l)",
     "where it is a number": "i = IsInf(l) n = IsNaN(l) b = Or(i, n) f = Not(b) m = Where(f, l, zero)",
+    "where nothing is left of it": "d = Sub(l, l) f = Equal(d, zero) m = Where(f, l, zero)",
     "where it is less than infinite": "a = Abs(l) f = Less(a, infinite) m = Where(f, l, zero)",
 }
 NOT_FINITE = {
     "only where it is infinite": "i = IsInf(l) m = Where(i, l, zero)",
     "where it is below a number": "f = Less(l, five) m = Where(f, l, zero)",
     "where another is not infinite": "k = ReduceMax(z, last) i = IsInf(k) m = Where(i, zero, l)",
+    "where another is left": "d = Sub(l, z) f = Equal(d, zero) m = Where(f, l, zero)",
     "where it is not above itself": "a = Abs(l) f = GreaterOrEqual(a, l) m = Where(f, l, zero)",
 }
 WHERE = ROWS | {"infinite": np.float32(np.inf), "zero": np.float32(0.0)}
@@ -232,6 +234,7 @@ def test_what_is_below_its_largest_is_negative(case, highest):
 LOGARITHMS = {
     "in parts": ("d = Sub(x, m) e = Exp(d) s = ReduceSum(e, last) g = Log(s) t = Add(g, m)", 0.0),
     "the other way round": ("d = Sub(x, m) e = Exp(d) s = ReduceSum(e, last) g = Log(s) t = Add(m, g)", 0.0),
+    "without a shift": ("e = Exp(x) s = ReduceSum(e, last) t = Log(s)", 0.0),
     "in one": ("t = ReduceLogSumExp(x, last)", 0.0),
     "with another shift": (
         "d = Sub(x, m) e = Exp(d) s = ReduceSum(e, last) g = Log(s) t = Add(g, five)",
