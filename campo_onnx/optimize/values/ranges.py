@@ -217,14 +217,15 @@ def _related(
     node: OpNode, view: GraphView, ranges: Mapping[str, ValueRange], result: ValueRange
 ) -> ValueRange:
     """Sharpen what two inputs of a node that belong together make of each other."""
-    if node.op.label == "Sub" and (
-        _is_reduction("ReduceMax", node.inputs[1], node.inputs[0], view)
-        or _is_logarithm_of_sum(node.inputs[1], node.inputs[0], view)
-    ):
-        return made(result.lowest, 0.0, result.expected_lowest, 0.0, like=result)
+    if node.op.label == "Sub":
+        of, upper = node.inputs
+        reduction = _reduction("ReduceMax", upper, of, view) or _sum_of_exponentials(upper, of, view)
+        if reduction is not None and _is_along(upper, reduction, view):
+            return made(result.lowest, 0.0, result.expected_lowest, 0.0, like=result)
     if node.op.label == "Div":
         numerator = ranges.get(node.inputs[0], UNKNOWN)
-        if numerator.lowest >= 0.0 and _is_reduction("ReduceSum", node.inputs[1], node.inputs[0], view):
+        total = _reduction("ReduceSum", node.inputs[1], node.inputs[0], view)
+        if numerator.lowest >= 0.0 and total is not None and _is_along(node.inputs[1], total, view):
             return made(0.0, 1.0, 0.0, 1.0, like=UNKNOWN)
     if node.op.label == "ReduceSum" and _has_a_one(node, view):
         return made(1.0, result.highest, 1.0, result.expected_highest, like=result)
@@ -258,7 +259,8 @@ def _beside_infinity(tensor: str, view: GraphView) -> str:
 def _where_finite(tensor: str, view: GraphView) -> str:
     """The tensor behind views and choices that put another number in place of its infinities.
 
-    The logarithm of a sum of exponentials takes 0 for an infinite maximum, where FP32 has no number either.
+    Frameworks compute log(sum(exp(x - m))) + m with 0 for m where the maximum m is infinite. The result is
+    then infinite or NaN, in FP32 too.
     """
     while (producer := view.producer.get(tensor := _beside_infinity(tensor, view))) is not None:
         if producer.op.label != "Where":
@@ -304,27 +306,42 @@ def _is_zero_if_finite(compared: Sequence[str], tensor: str, view: GraphView) ->
     )
 
 
-def _is_reduction(op_type: str, tensor: str, of: str, view: GraphView) -> bool:
-    """Whether `tensor` is a reduction of `of`, looking through views and past what stands for infinities."""
+def _reduction(op_type: str, tensor: str, of: str, view: GraphView) -> OpNode | None:
+    """The reduction of `of` that a tensor is, looking through views and past what stands for infinities."""
     producer = view.producer.get(_where_finite(tensor, view))
     while producer is not None and producer.op.label == "Max" and len(producer.inputs) == 2:
         producer = view.producer.get(_where_finite(_through(producer, view), view))
-    return producer is not None and producer.op.label == op_type and producer.inputs[0] == of
+    reduces = producer is not None and producer.op.label == op_type and producer.inputs[0] == of
+    return producer if reduces else None
 
 
-def _is_logarithm_of_sum(tensor: str, of: str, view: GraphView) -> bool:
-    """Whether `tensor` is the logarithm of a sum of exponentials of `of`: ``log(sum(exp(x - m))) + m``."""
-    alone = _upstream(tensor, ("Log", "ReduceSum", "Exp"), view)
-    if _is_reduction("ReduceLogSumExp", tensor, of, view) or (alone is not None and alone.inputs[0] == of):
-        return True
-    added = view.producer.get(view.origin(tensor, MOVES))
-    if added is None or added.op.label != "Add":
-        return False
-    for logarithm, shift in (added.inputs, added.inputs[::-1]):
+def _sum_of_exponentials(tensor: str, of: str, view: GraphView) -> OpNode | None:
+    """The sum in ``log(sum(exp(x - m))) + m``, if a tensor is that of `of`, whatever m is."""
+    whole = _reduction("ReduceLogSumExp", tensor, of, view)
+    if whole is not None:
+        return whole
+    powers = _upstream(tensor, ("Log", "ReduceSum", "Exp"), view)
+    if powers is not None and powers.inputs[0] == of:
+        return _upstream(tensor, ("Log", "ReduceSum"), view)
+    added = _upstream(tensor, ("Add",), view)
+    for logarithm, shift in (added.inputs, added.inputs[::-1]) if added is not None else ():
         difference = _upstream(logarithm, ("Log", "ReduceSum", "Exp", "Sub"), view)
         if difference is not None and difference.inputs[0] == of:
-            return view.origin(difference.inputs[1], MOVES) == view.origin(shift, MOVES)
-    return False
+            is_shift = view.origin(difference.inputs[1], MOVES) == view.origin(shift, MOVES)
+            return _upstream(logarithm, ("Log", "ReduceSum"), view) if is_shift else None
+    return None
+
+
+def _is_along(tensor: str, reduction: OpNode, view: GraphView) -> bool:
+    """Whether a reduction meets the rows that it reduced: of a square it might meet the columns."""
+    while (producer := view.producer.get(tensor)) is not None and producer.op.label in ("Expand", "Identity"):
+        tensor = producer.inputs[0]
+    before, after = view.shape(reduction.inputs[0]), view.shape(tensor)
+    if before is None or after is None:
+        return False
+    axes = reduced_axes(reduction, view)
+    rows = tuple(1 if axis in axes else size for axis, size in enumerate(before))
+    return (1,) * (len(rows) - len(after)) + tuple(after) == rows
 
 
 def _upstream(tensor: str, op_types: Sequence[str], view: GraphView) -> OpNode | None:

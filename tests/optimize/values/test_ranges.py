@@ -207,18 +207,18 @@ def test_a_sum_of_exponentials_below_their_largest_is_at_least_one(case, lowest)
 
 
 FINITE = {
-    "where it is not infinite": "a = Abs(l) i = Equal(a, infinite) m = Where(i, zero, l)",
-    "where it is no infinity": "i = IsInf(l) m = Where(i, zero, l)",
-    "where it is a number": "i = IsInf(l) n = IsNaN(l) b = Or(i, n) f = Not(b) m = Where(f, l, zero)",
-    "where nothing is left of it": "d = Sub(l, l) f = Equal(d, zero) m = Where(f, l, zero)",
-    "where it is less than infinite": "a = Abs(l) f = Less(a, infinite) m = Where(f, l, zero)",
+    "0 where its magnitude is infinite": "a = Abs(l) i = Equal(a, infinite) m = Where(i, zero, l)",
+    "0 where it is infinite": "i = IsInf(l) m = Where(i, zero, l)",
+    "itself where it is finite": "i = IsInf(l) n = IsNaN(l) b = Or(i, n) f = Not(b) m = Where(f, l, zero)",
+    "itself where x - x is 0": "d = Sub(l, l) f = Equal(d, zero) m = Where(f, l, zero)",
+    "itself where its magnitude is below infinity": "a = Abs(l) f = Less(a, infinite) m = Where(f, l, zero)",
 }
 NOT_FINITE = {
-    "only where it is infinite": "i = IsInf(l) m = Where(i, l, zero)",
-    "where it is below a number": "f = Less(l, five) m = Where(f, l, zero)",
-    "where another is not infinite": "k = ReduceMax(z, last) i = IsInf(k) m = Where(i, zero, l)",
-    "where another is left": "d = Sub(l, z) f = Equal(d, zero) m = Where(f, l, zero)",
-    "where it is not above itself": "a = Abs(l) f = GreaterOrEqual(a, l) m = Where(f, l, zero)",
+    "itself where it is infinite": "i = IsInf(l) m = Where(i, l, zero)",
+    "itself where it is below 5": "f = Less(l, five) m = Where(f, l, zero)",
+    "0 where another is infinite": "k = ReduceMax(z, last) i = IsInf(k) m = Where(i, zero, l)",
+    "itself where x - z is 0": "d = Sub(l, z) f = Equal(d, zero) m = Where(f, l, zero)",
+    "itself where it is not above its magnitude": "a = Abs(l) f = GreaterOrEqual(a, l) m = Where(f, l, zero)",
 }
 WHERE = ROWS | {"infinite": np.float32(np.inf), "zero": np.float32(0.0)}
 
@@ -255,3 +255,21 @@ def test_what_is_below_the_logarithm_of_its_sum_is_negative(case):
     assert bounds["y"].highest == highest
     bounds = ranges(f"m = ReduceMax(x, last) {body} d2 = Sub(x, t) y = Exp(d2)", constants=ROWS)
     assert bounds["y"].highest == (1.0 if highest == 0.0 else math.inf)
+
+
+SQUARE = "float[8,8] x"
+MEETING = {
+    "row by row": ("m = ReduceMax(x, last)", 0.0),
+    "spread out": ("l = ReduceMax(x, last) m = Expand(l, shape)", 0.0),
+    "as a row, of columns": ("m = ReduceMax<keepdims = 0>(x, first)", 0.0),
+    "as a row, of rows": ("m = ReduceMax<keepdims = 0>(x, last)", math.inf),
+    "transposed": ("l = ReduceMax(x, last) m = Transpose(l)", math.inf),
+}
+
+
+@pytest.mark.parametrize("case", MEETING)
+def test_a_square_is_not_below_the_largest_of_other_rows(case):
+    nodes, highest = MEETING[case]
+    constants = ROWS | {"first": np.array([0]), "shape": np.array([8, 8])}
+    bounds = ranges(f"{nodes} y = Sub(x, m)", "float[8,8] y", constants=constants, inputs=SQUARE)
+    assert bounds["y"].highest == highest
