@@ -30,6 +30,29 @@ def test_slices_share_memory() -> None:
         whole.slice(6, (4,))
 
 
+def test_outputs_outlive_the_program_and_its_inputs() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 20]>
+        g (float[4096] x) => (float[4096] x, float[4096] y, bfloat16[4096] b, float[4096] w, float[64, 64] m)
+          <float[4096] one, int64[2] square = {64, 64}>
+          { y = Neg(x) b = Cast<to = 16>(x) w = Identity(one) m = Reshape(x, square) }
+    """)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(4096, np.float32), "one"))
+
+    def once(value: float) -> dict[str, Any]:
+        settings = LoadSettings(holds_memory=False)
+        return OnnxProgram(model, "cpu", 1, None, settings).run({"x": np.full(4096, value, np.float32)})
+
+    runs = [once(value) for value in range(1, 20)]
+    for value, outputs in enumerate(runs, start=1):
+        expected = {"x": value, "y": -value, "b": value, "w": 1, "m": value}
+        assert {name: {*array.astype(np.float32).flat} for name, array in outputs.items()} == {
+            name: {float(number)} for name, number in expected.items()
+        }
+        outputs["m"][:] = 0.0  # of its own memory
+        assert outputs["x"][0] == value
+
+
 def test_each_binding_of_a_captured_step_has_a_graph_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     model = onnx.parser.parse_model(

@@ -32,6 +32,7 @@ from campo_onnx.runtime.timing import Step
 
 BoundTensor: TypeAlias = HostTensor | GpuTensor
 
+_NUMPYS_OWN = 1  # what `dtype.isbuiltin` is of types that no other package adds
 _TYPES = {
     f"tensor({name})": getattr(TensorProto, dtype)
     for name, dtype in (
@@ -108,7 +109,7 @@ class OnnxProgram:
         return AddressedSession(self.session, reads, writes)
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Run it once on arrays and copy the outputs."""
+        """Run it once on arrays, and return the outputs by name."""
         outputs = self.session.get_outputs()
         names = [output.name for output in outputs]
         try:
@@ -119,8 +120,9 @@ class OnnxProgram:
             values = self.session.run_with_ort_values(
                 names, {name: ort_value(array) for name, array in feeds.items()}
             )
-            # Each output of a run keeps all of them in memory, until it has memory of its own.
-            return {name: _array_of(value) for name, value in zip(names, values, strict=True)}
+            arrays = {name: _array_of(value) for name, value in zip(names, values, strict=True)}
+            # An output that is an input is the caller's memory, which its value keeps no hold of.
+            return arrays | {name: np.array(feeds[name]) for name in arrays.keys() & feeds.keys()}
         except RUNTIME_ERRORS as error:
             raise failed_run(error) from None
 
@@ -234,10 +236,13 @@ def ort_value(array: NDArray[Any]) -> Any:
 
 
 def _array_of(value: Any) -> NDArray[Any]:
-    """Copy a value of a CPU, bfloat16 included."""
+    """Take a value of a CPU as an array, on the same memory; copy what NumPy has no type of its own for."""
     if not has_fixed_size(value.element_type()):
         return np.array(value.numpy())
-    array = np.empty(value.shape(), numpy_type(value.element_type()))
+    dtype = numpy_type(value.element_type())
+    if dtype.isbuiltin == _NUMPYS_OWN:
+        return value.numpy()
+    array = np.empty(value.shape(), dtype)
     if array.size:
         ctypes.memmove(array.ctypes.data, value.data_ptr(), array.nbytes)
     return array
