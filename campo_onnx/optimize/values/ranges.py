@@ -227,14 +227,18 @@ def _related(
         total = _reduction("ReduceSum", node.inputs[1], node.inputs[0], view)
         if numerator.lowest >= 0.0 and total is not None and _is_along(node.inputs[1], total, view):
             return made(0.0, 1.0, 0.0, 1.0, like=UNKNOWN)
-    if node.op.label == "ReduceSum" and _has_a_one(node, view):
+    if node.op.label == "ReduceSum" and _has_a_one(node.inputs[0], reduced_axes(node, view), view):
         return made(1.0, result.highest, 1.0, result.expected_highest, like=result)
+    if node.op.label == "MatMul":  # a column of ones sums as well
+        rank, least = len(view.shape(node.inputs[0]) or ()), ranges.get(node.inputs[1], UNKNOWN).lowest
+        if least > 0.0 and _has_a_one(node.inputs[0], [rank - 1], view):
+            return made(least, result.highest, least, result.expected_highest, like=result)
     return result
 
 
-def _has_a_one(node: OpNode, view: GraphView) -> bool:
-    """Whether a sum is one of exponentials of which the largest in each row is 1: ``exp(x - max(x))``."""
-    powers = view.producer.get(node.inputs[0])
+def _has_a_one(tensor: str, axes: Sequence[int], view: GraphView) -> bool:
+    """Whether a tensor holds exponentials of which the largest along some axes is 1: ``exp(x - max(x))``."""
+    powers = view.producer.get(tensor)
     if powers is None or powers.op.label != "Exp":
         return False
     difference = view.producer.get(powers.inputs[0])
@@ -243,7 +247,7 @@ def _has_a_one(node: OpNode, view: GraphView) -> bool:
     largest = view.producer.get(_beside_infinity(difference.inputs[1], view))
     if largest is None or largest.op.label != "ReduceMax" or largest.inputs[0] != difference.inputs[0]:
         return False
-    return reduced_axes(largest, view) == reduced_axes(node, view)
+    return reduced_axes(largest, view) == axes
 
 
 def _beside_infinity(tensor: str, view: GraphView) -> str:

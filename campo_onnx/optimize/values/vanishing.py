@@ -1,15 +1,23 @@
 """Values close to zero that something large is made of: before a logarithm, a division, a square."""
 
 from collections.abc import Callable, Container, Iterator, Mapping
+from functools import partial
 
 import numpy as np
 
 from campo_onnx.ir.view import GraphView, OpNode
-from campo_onnx.ops.key import OpKey, op_keys
+from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.registry import having
 from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.values.graph_values import GraphValues
-from campo_onnx.optimize.values.sum_ops import CONTRACTIONS, MOVES, MOVES_AND_SIGNS, SUMS_OF_FEW
+from campo_onnx.optimize.values.sum_ops import (
+    CONTRACTIONS,
+    MOVES,
+    MOVES_AND_SIGNS,
+    SUMS_OF_FEW,
+    WEIGHTED,
+    adds_products,
+)
 from campo_onnx.optimize.values.walk import Labels, carried, leading_to
 
 _PROBABILITIES = having(Trait.NEAR_ZERO)
@@ -48,7 +56,7 @@ def before_logarithms(values: GraphValues) -> Mapping[str, str]:
         through,
         data=lambda node: carried(node) if carries(node) else (),
     )
-    return _from_probabilities(values, leads_on, _LOGARITHM, carries)
+    return _from_probabilities(values, leads_on, lambda node: node.op in _LOGARITHM, carries)
 
 
 def divisors(values: GraphValues) -> Mapping[str, str]:
@@ -58,12 +66,17 @@ def divisors(values: GraphValues) -> Mapping[str, str]:
     quotient is large until it is multiplied by something that vanishes as well. What vanishes with its
     divisor is needed as exactly: a mean with exponentials as weights.
     """
-    view, through = values.view, _CARRIERS | _SUMS
-    leads_on = leading_to(
-        view, lambda node: _divisors(node, view), through, counts=lambda t: _may_vanish(t, values)
+    view = values.view
+    sums = frozenset(node.name for node in view.nodes if node.op in _SUMS or adds_products(node, values))
+    leading = partial(
+        leading_to,
+        view,
+        through=_CARRIERS | _SUMS | WEIGHTED,
+        data=lambda node: carried(node) if node.name in sums or node.op in _CARRIERS else (),
     )
-    guarded = leading_to(view, lambda node: _beside_guards(node, values), through)
-    nodes = _from_probabilities(values, leads_on | guarded, _SUMS)
+    leads_on = leading(lambda node: _divisors(node, view), counts=lambda t: _may_vanish(t, values))
+    leads_on |= leading(lambda node: _beside_guards(node, values))
+    nodes = _from_probabilities(values, leads_on, lambda node: node.name in sums)
     if not nodes:
         return nodes
     vanishes, large, small = Labels(), Labels(), _small(values)
@@ -82,7 +95,7 @@ def divisors(values: GraphValues) -> Mapping[str, str]:
         elif node.op.label == "Mul":
             yield from (t for t, other in zip(node.inputs, node.inputs[::-1], strict=True) if inverts(other))
 
-    nodes |= _from_probabilities(values, leading_to(view, beside, through), _SUMS)
+    nodes |= _from_probabilities(values, leading(beside), lambda node: node.name in sums)
     for node in view.nodes:
         divisor = vanishes.first(_divisors(node, view))
         if source := divisor or large.first(node.inputs):
@@ -121,7 +134,7 @@ def _beside_guards(node: OpNode, values: GraphValues) -> Iterator[str]:
 def _from_probabilities(
     values: GraphValues,
     leads_on: frozenset[str],
-    ends: Container[OpKey] = (),
+    ends: Callable[[OpNode], bool],
     carries: Callable[[OpNode], bool] = lambda node: node.op in _CARRIERS,
 ) -> dict[str, str]:
     """Nodes from a probability to where it leads."""
@@ -131,7 +144,7 @@ def _from_probabilities(
         source = tensors.first(node.inputs)
         if outputs and _comes_near_zero(node, values):
             source = outputs[0]
-        elif not source or not (node.op in ends or (outputs and carries(node))):
+        elif not source or not (ends(node) or (outputs and carries(node))):
             continue
         nodes[node.name] = source
         tensors.mark(outputs, source)

@@ -240,10 +240,9 @@ def _array_of(value: Any) -> NDArray[Any]:
     if not has_fixed_size(value.element_type()):
         return np.array(value.numpy())
     dtype = numpy_type(value.element_type())
-    if dtype.isbuiltin == _NUMPYS_OWN:
-        return value.numpy()
-    array = np.empty(value.shape(), dtype)
-    if array.size:
+    is_shared = dtype.isbuiltin == _NUMPYS_OWN
+    array: NDArray[Any] = value.numpy() if is_shared else np.empty(value.shape(), dtype)
+    if array.size and not is_shared:
         ctypes.memmove(array.ctypes.data, value.data_ptr(), array.nbytes)
     return array
 

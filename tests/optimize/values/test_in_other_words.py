@@ -106,6 +106,23 @@ CASES = {
         {"first": i64(0), "at": np.array(0), "decay": f32(np.arange(64)[::-1, None] * 0.5)},
         {**XW, "v": f32(OWN.normal(size=(64, 64)))},
     ),
+    **{
+        f"a mean with small exponentials as weights, summed by {way}": Case(
+            f"""h = MatMul(x, w) q = Mul(h, h) d = Add(q, far) n = Neg(d) e = Exp(n) p = Mul(e, v) {sums}
+            r = Div(s, t) y = MatMul(r, w)""",
+            {"far": f32(18), "ones": f32(np.ones(shape)), "rows": i64(1, 64, 64), "square": i64(-1, 64)},
+            {"x": normal(64, 64), "w": XW["w"], "v": f32(OWN.normal(size=(64, 64)))},
+        )
+        for way, shape, sums in (
+            ("ones", (64, 64), "s = MatMul(p, ones) t = MatMul(e, ones)"),
+            (
+                "a convolution of ones",
+                (64, 64, 3),
+                """p2 = Reshape(p, rows) e2 = Reshape(e, rows) s2 = Conv<pads = [1, 1]>(p2, ones)
+                t2 = Conv<pads = [1, 1]>(e2, ones) s = Reshape(s2, square) t = Reshape(t2, square)""",
+            ),
+        )
+    },
     "a difference of decays, one of them a power": Case(
         """t = MatMul(x, w) h = Mul(t, slow) k = Mul(t, fast) i = Neg(h) j = Neg(k) e = Exp(i)
            f = Pow(base, j) y = Sub(e, f)""",
