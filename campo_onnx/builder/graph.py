@@ -20,6 +20,7 @@ from campo_onnx.builder.peepholes import (
     splits,
     without_unread,
 )
+from campo_onnx.builder.summed_products import summed_products
 from campo_onnx.builder.target import CUDA, Target, may_use
 from campo_onnx.builder.value import Node, Value
 from campo_onnx.ops.facts import output_types
@@ -250,6 +251,8 @@ class Graph:
         outside = frozenset(names)
         needed = ending_in_computation(self.nodes_behind(*outputs.values()), outside, self.integers)
         needed = merged_pairs(needed, outside)
+        if not self.sizes_change:
+            needed = summed_products(needed, outside)
         if self.target == CUDA:
             needed = sums(bias_dropouts(needed, outside, self.constant), outside)
         needed = without_unread(splits(needed, self.integers), outside)

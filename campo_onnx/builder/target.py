@@ -23,6 +23,9 @@ Target: TypeAlias = Literal["standard", "cuda", "cpu"]
 - ``"cpu"``: in ONNX Runtime, on its CPU provider.
 """
 
+MOST_JOINED = 32
+"""Tensors of one Concat: while a CUDA graph is captured, ONNX Runtime's takes no more."""
+
 _ALL_SINCE = (1, 29)
 """The first release of ONNX Runtime with every operator that is written: it brought GatedAdd."""
 

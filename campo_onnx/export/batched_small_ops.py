@@ -12,13 +12,11 @@ import numpy as np
 
 from campo_onnx.builder.compact import reshape
 from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.target import MOST_JOINED
 from campo_onnx.builder.value import Value
 
 _JOINED = frozenset({"Add", "Div", "Mul", "Sqrt", "Sub", "Where"})
 _DEEPEST = 12  # operators above each other in an update; what is below is the network's own
-MOST = 32
-"""Tensors that are joined: while a CUDA graph is captured, ONNX Runtime's Concat takes no more."""
-
 _FEWEST = 3  # joining and splitting takes as many launches as this saves at least
 
 
@@ -62,8 +60,8 @@ def side_by_side(g: Graph, outputs: Mapping[str, Value], names: Sequence[str]) -
             group.trees.append(tree)
     results = dict(outputs)
     for group in groups.values():
-        for first in range(0, len(group.names), MOST):
-            names, trees = group.names[first : first + MOST], group.trees[first : first + MOST]
+        for first in range(0, len(group.names), MOST_JOINED):
+            names, trees = group.names[first : first + MOST_JOINED], group.trees[first : first + MOST_JOINED]
             sizes = [outputs[name].elements for name in names]
             if len(sizes) < _FEWEST:
                 continue

@@ -1,5 +1,6 @@
 """Attention, recurrent layers and dropout of exported steps against torch eager."""
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,27 @@ def test_recurrent_layers_are_unrolled() -> None:
             return self.gru(self.lstm(x)[0])[0]
 
     assert worst_deviation(Last(), weighted_sum, [torch.randn(3, 6, 4)], []) < TOLERANCE
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM(32, 32), nn.GRU(32, 32), nn.RNN(32, 32)])
+def test_a_recurrent_weight_has_one_product_for_all_time_steps(layer: nn.Module) -> None:
+    class States(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: Any) -> Any:
+            return self.layer(x)[0]
+
+    x = torch.randn(20, 4, 32)
+    assert worst_deviation(States(), weighted_sum, [x], []) < TOLERANCE
+    model = export_training_step(States(), weighted_sum, x, loss_scale=False)
+    weights = {v.name for v in model.graph.input if "weight" in v.name}
+    read = Counter(name for node in model.graph.node for name in node.input)
+    products = sum(node.op_type in ("Gemm", "MatMul") for node in model.graph.node)
+    # Of each weight all that reads it, and one more.
+    assert products == sum(read[name] for name in weights) + len(weights)
+    assert read[next(name for name in weights if "hh" in name)] >= 20
 
 
 def test_grouped_query_attention() -> None:

@@ -12,8 +12,8 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten_with_path
 
+from campo_onnx.builder.target import MOST_JOINED
 from campo_onnx.errors import UnsupportedModelError, UsageError
-from campo_onnx.export.batched_small_ops import MOST
 from campo_onnx.export.optimizers import Optimizer, counts_updates
 from campo_onnx.export.torch.arguments import Arguments, Tensors
 from campo_onnx.export.torch.decisions import Numbers
@@ -327,7 +327,7 @@ def _unscaled(
     for name, gradient in scaled.items():
         key: Hashable = name
         if joins and gradient.dim() == 1:
-            key = gradient.dtype, vectors[gradient.dtype] // MOST
+            key = gradient.dtype, vectors[gradient.dtype] // MOST_JOINED
             vectors[gradient.dtype] += 1
         groups.setdefault(key, []).append(name)
     unscaled: dict[str, torch.Tensor] = {}
