@@ -129,14 +129,14 @@ def _read(node: Node) -> Iterable[Value]:
 
 
 def _product_key(node: Node) -> _Key | None:
-    """What products have in common that can be one; None of another node."""
+    """Give the form of a product, by which others are like it; None of another node."""
     if node.op_type not in ("MatMul", "Gemm") or [v.rank for v in _read(node)] != [_MATRIX, _MATRIX]:
         return None
     return (node.op_type, *sorted(node.attributes.items()))
 
 
 def _reduction_key(node: Node) -> _Key | None:
-    """What sums of columns have in common that can be one; None of another node."""
+    """Give the form of a sum of columns; None of another node."""
     x, axes = (*_read(node), None, None)[:2]
     if node.op_type != "ReduceSum" or x is None or axes is None or axes.constant is None:
         return None
