@@ -252,7 +252,7 @@ class Graph:
         needed = ending_in_computation(self.nodes_behind(*outputs.values()), outside, self.integers)
         needed = merged_pairs(needed, outside)
         if not self.sizes_change:
-            needed = summed_products(needed, outside)
+            needed = summed_products(needed, outside, self._fresh)
         if self.target == CUDA:
             needed = sums(bias_dropouts(needed, outside, self.constant), outside)
         needed = without_unread(splits(needed, self.integers), outside)

@@ -7,6 +7,7 @@ the products by itself is written, and read again to be added to the others.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 from campo_onnx.builder.target import MOST_JOINED
@@ -29,10 +30,12 @@ class _Sum:
     joined: list[list[Node]] = field(default_factory=list)  # nodes whose results are terms, computed as one
 
 
-def summed_products(nodes: Sequence[Node], outputs: frozenset[str]) -> list[Node]:
+def summed_products(
+    nodes: Sequence[Node], outputs: frozenset[str], fresh: Callable[[str], str]
+) -> list[Node]:
     """Write sums of products as products where that moves fewer bytes, and sums of the same columns as one.
 
-    `outputs` are the names of the graph's outputs.
+    `outputs` are the names of the graph's outputs; `fresh` makes a name of a first part that nothing has.
     """
     graph = _Nodes(nodes, outputs)
     sums = graph.sums()
@@ -48,7 +51,7 @@ def summed_products(nodes: Sequence[Node], outputs: frozenset[str]) -> list[Node
     written: list[Node] = []
     for node in nodes:
         if node.name in changed:
-            written += _written(changed[node.name], joined)
+            written += _written(changed[node.name], joined, fresh)
         elif node.name not in left_out:
             written.append(node)
     return written
@@ -87,7 +90,9 @@ class _Nodes:
         """Give groups of terms that can be computed as one, in the order of what they are computed of."""
         groups: dict[_Key, list[Node]] = {}
         for source in map(self._of_one_reader, one.terms):
-            if source is not None and (key := key_of(source)) is not None:
+            if source is None or (key := key_of(source)) is None:
+                continue
+            if not any(map(self._is_joined, _read(source), map(partial(_axis, source), (0, 1)))):
                 groups.setdefault(key, []).append(source)
         for group in groups.values():
             group.sort(key=lambda node: [self._place.get(v.name, -1) for v in _read(node)])
@@ -95,14 +100,19 @@ class _Nodes:
                 if len(terms := group[first : first + MOST_JOINED]) > 1:
                     yield terms
 
+    def _is_joined(self, value: Value, axis: int) -> bool:
+        """Whether a value was joined before; as part of another it would be copied twice."""
+        source = self._nodes[self._place[value.name]] if value.name in self._place else None
+        return source is not None and source.op_type == "Concat" and source.attributes["axis"] == axis
+
     def _of_one_reader(self, value: Value) -> Node | None:
         """The node that computes a value for a single reader."""
         is_inside = self._readers[value.name] == 1 and value.name not in self._outputs
         return self._nodes[self._place[value.name]] if is_inside and value.name in self._place else None
 
 
-def _written(one: _Sum, joined: dict[_Key, Node]) -> Iterator[Node]:
-    """Give the nodes of a sum. They take the names of those that they replace."""
+def _written(one: _Sum, joined: dict[_Key, Node], fresh: Callable[[str], str]) -> Iterator[Node]:
+    """Give the nodes of a sum. Products and sums take the names of those that they replace."""
     left_out = {node.outputs[0].name for terms in one.joined for node in terms[1:]}
     total, *rest = (v for v in one.terms if v.name not in left_out)
     for terms in one.joined:
@@ -111,7 +121,8 @@ def _written(one: _Sum, joined: dict[_Key, Node]) -> Iterator[Node]:
         for i in range(_joined_operands(first)):
             key = _join_key(terms, i)
             if key not in joined:
-                joined[key] = _concat(terms, i)
+                scope = first.name.rpartition("/")[0]
+                joined[key] = _concat(terms, i, fresh(f"{scope}/Concat" if scope else "Concat"))
                 yield joined[key]
             operands[i] = joined[key].outputs[0]
         yield replace(first, inputs=tuple(operands), outputs=first.outputs if rest else one.last.outputs)
@@ -166,11 +177,10 @@ def _operand(node: Node, operand: int) -> Value:
     return value
 
 
-def _concat(terms: Sequence[Node], operand: int) -> Node:
+def _concat(terms: Sequence[Node], operand: int, name: str) -> Node:
     axis, parts = _axis(terms[0], operand), [_operand(node, operand) for node in terms]
     shape = list(parts[0].shape)
     shape[axis] = sum(part.shape[axis] for part in parts)
-    name = f"{terms[0].name}/{'ab'[operand]}"
     outputs = (replace(parts[0], name=name, shape=tuple(shape), constant=None),)
     return Node(op_type="Concat", inputs=tuple(parts), outputs=outputs, attributes={"axis": axis}, name=name)
 

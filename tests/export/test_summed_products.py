@@ -14,6 +14,9 @@ from onnx.reference import ReferenceEvaluator
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.target import MOST_JOINED
 from campo_onnx.builder.value import Value
+from campo_onnx.ir.importer import import_model
+from campo_onnx.lowering.place import Place
+from campo_onnx.lowering.rebuild import rebuilt
 
 FLOAT = int(TensorProto.FLOAT)
 FLAGS = [(0, 0), (1, 0), (0, 1), (1, 1)]
@@ -112,6 +115,14 @@ def test_a_sum_within_a_sum_that_is_an_output_is_computed_by_itself() -> None:
         return {"half": half, "whole": added(g, [half, *(product(g, i) for i in range(3, 6))])}
 
     assert written(build) == {"Gemm": 2, "Concat": 4, "Add": 1}
+
+
+@pytest.mark.parametrize("terms", [3, 2 * MOST_JOINED + 1])
+def test_a_graph_that_is_built_again_stays(terms: int) -> None:
+    g = Graph(opset=20)
+    y = added(g, [product(g, i) for i in range(terms)])
+    imported = import_model(g.model({"y": y}, optional_inputs=frozenset()))
+    assert rebuilt(imported, {"Gemm": lambda *_: None}, Place.on_a_cpu()) is imported.model
 
 
 def test_many_products_are_joined_by_as_many_as_a_captured_graph_may_join() -> None:
