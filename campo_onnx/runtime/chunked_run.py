@@ -24,6 +24,7 @@ from campo_onnx.ir.shapes import TensorTypes, infer
 from campo_onnx.ir.sort import outer_reads
 from campo_onnx.ops.signature import itemsize_bytes
 from campo_onnx.runtime.api import LoadSettings
+from campo_onnx.runtime.held_memory import held_memory
 from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.registry import load
 
@@ -122,7 +123,7 @@ def run_in_pieces(
         for name, value in run(model, feeds, machine, folder=folder).items():
             yield from _arrays(name, value)
         return
-    with temporary_folder() as scratch:
+    with temporary_folder() as scratch, held_memory():
         yield from _Run(model, feeds, machine, folder, Waiting(limits.held_bytes, scratch)).outputs(pieces)
 
 
