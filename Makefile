@@ -18,7 +18,7 @@ BIN := $(VENV)/bin
 demo: $(VENV)/.installed
 	$(BIN)/campo-onnx demo --folder demo_out --force
 
-# Before each commit: lint, types, and the tests that are quick one by one, about two minutes of CPU time on all cores.
+# Before each commit: lint, types, and the tests that are quick one by one: about a minute on two cores.
 check: lint $(VENV)/.installed-test
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist worksteal -m "$(QUICK)"
 

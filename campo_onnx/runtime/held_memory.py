@@ -8,8 +8,8 @@ from contextlib import contextmanager
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # settings of glibc, by their numbers in malloc.h
 _NEVER = (1 << 31) - 1
 _USUAL = {_MMAP_MAX: 65_536, _MMAP_THRESHOLD: 32 << 20, _TRIM_THRESHOLD: 64 << 20}
-"""What glibc arrives at by itself once a tensor of 32 MiB was freed. From the first setting on it adapts no
-more, so that these are set at the end."""
+"""Settings that glibc arrives at by itself once a tensor of 32 MiB was freed. After the first that is set it
+adapts them no more, so that these are set at the end."""
 
 
 @contextmanager
