@@ -251,8 +251,8 @@ class Graph:
         outside = frozenset(names)
         needed = ending_in_computation(self.nodes_behind(*outputs.values()), outside, self.integers)
         needed = merged_pairs(needed, outside)
-        if not self.sizes_change:
-            needed = summed_products(needed, outside, self._fresh)
+        if not self.sizes_change or self.choices is not None:
+            needed = summed_products(needed, outside, self._fresh, self.choice)
         if self.target == CUDA:
             needed = sums(bias_dropouts(needed, outside, self.constant), outside)
         needed = without_unread(splits(needed, self.integers), outside)

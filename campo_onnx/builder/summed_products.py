@@ -31,17 +31,21 @@ class _Sum:
 
 
 def summed_products(
-    nodes: Sequence[Node], outputs: frozenset[str], fresh: Callable[[str], str]
+    nodes: Sequence[Node],
+    outputs: frozenset[str],
+    fresh: Callable[[str], str],
+    choice: Callable[[Callable[[], bool]], bool],
 ) -> list[Node]:
     """Write sums of products as products where that moves fewer bytes, and sums of the same columns as one.
 
-    `outputs` are the names of the graph's outputs; `fresh` makes a name of a first part that nothing has.
+    `outputs` are the names of the graph's outputs; `fresh` makes a name of a first part that nothing has;
+    `choice` chooses, or remembers what was chosen at another size.
     """
     graph = _Nodes(nodes, outputs)
     sums = graph.sums()
     joins: set[_Key] = set()
     for one in sums:
-        one.joined += filter(_gains, graph.alike(one, _product_key))
+        one.joined += (terms for terms in graph.alike(one, _product_key) if choice(partial(_gains, terms)))
         joins.update(_join_key(terms, i) for terms in one.joined for i in (0, 1))
     for one in sums:
         one.joined += (terms for terms in graph.alike(one, _reduction_key) if _join_key(terms, 0) in joins)

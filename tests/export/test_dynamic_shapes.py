@@ -40,6 +40,16 @@ class Attention(torch.nn.Module):
         return self.head(h + read.transpose(1, 2).reshape(batch, length, 16))
 
 
+class Recurrent(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.layer = torch.nn.Embedding(11, 16), torch.nn.LSTM(16, 16, batch_first=True)
+        self.head = torch.nn.Linear(16, 11)
+
+    def forward(self, x):
+        return self.head(self.layer(self.words(x))[0])
+
+
 class Pictures(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -73,6 +83,7 @@ CASES = {
         *(Attention, per_token, tokens, {"x": {0: "batch", 1: LENGTH}, "y": {0: "batch", 1: LENGTH}}),
         *((4, 12), [(4, 12), (3, 7), (2, 33), (9, 2), (16, 40), (2, 2), (8, 8)]),
     ),
+    "recurrent": (Recurrent, per_token, tokens, BATCH, (4, 12), [(4, 12), (1, 12), (16, 12)]),
     "pictures": (Pictures, cross_entropy, pictures, BATCH, (8,), [(8,), (3,), (1,), (17,), (32,)]),
 }
 
@@ -180,6 +191,24 @@ def test_forms_are_chosen_at_the_example_and_hold_at_every_size(place, make, wid
             error = np.linalg.norm(actual[name] - value)
             least = 1e-2 * largest if name.startswith("grad.") else 0
             assert error <= 1e-5 * max(np.linalg.norm(value), least), (size, name)
+
+
+def test_gradients_of_all_time_steps_are_one_product_at_every_size() -> None:
+    torch.manual_seed(3)
+    module, batch = Recurrent(), tokens(4, 12)
+    model = export_training_step(module, per_token, *batch, loss_scale=False, dynamic_shapes=BATCH)
+    lowered = as_it_runs(import_model(model), Place(target=target("cpu")))
+    before, after = (sum(n.op_type == "Gemm" for n in m.graph.node) for m in (model, lowered.model))
+    assert before - after == 11  # of twelve time steps
+    portable, fast = load(model, machine("cpu", 1)), load(lowered.model, machine("cpu", 1))
+    state = {f"param.{n}": p.detach().numpy() for n, p in module.named_parameters()}
+    names = {value.name for value in model.graph.input}
+    for size in (1, 4, 16):
+        x, y = tokens(size, 12)
+        feeds = {n: a for n, a in state.items() if n in names} | {"input.x": x.numpy(), "target.y": y.numpy()}
+        actual = fast.run(feeds)
+        for name, value in portable.run(feeds).items():
+            assert np.linalg.norm(actual[name] - value) <= 1e-5 * np.linalg.norm(value), (size, name)
 
 
 def test_evaluation_takes_a_last_batch() -> None:
