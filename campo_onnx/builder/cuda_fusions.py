@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from campo_onnx.builder.value import Node, Value, readers_of
+from campo_onnx.builder.value import Node, Value, adds_alike, readers_of
 
 DROPOUT, BIAS_DROPOUT = "Dropout", "com.microsoft:BiasDropout"
 _MOST_TERMS = 8
@@ -22,7 +22,7 @@ def sums(nodes: Sequence[Node], outputs: frozenset[str]) -> list[Node]:
     terms: dict[str, tuple[Value, ...]] = {}
     replaced: dict[str, Node | None] = {}
     for node in nodes:
-        if not _adds_alike(node):
+        if not adds_alike(node):
             continue
         parts = [(terms.get(v.name, (v,)), v) for v in node.inputs if v is not None]
         if sum(len(inner) for inner, _ in parts) > _MOST_TERMS:
@@ -59,7 +59,7 @@ def bias_dropouts(
 
     for node in nodes:
         seen.update(v.name for v in node.inputs if v is not None)
-        if not _adds_alike(node):
+        if not adds_alike(node):
             continue
         first, second = node.inputs
         dropout, residual = only(second, DROPOUT), first
@@ -85,12 +85,6 @@ def bias_dropouts(
             outputs=(node.outputs[0], *dropout.outputs[1:]),
         )
     return _with(nodes, replaced)
-
-
-def _adds_alike(node: Node) -> bool:
-    """Whether a node adds two tensors of real numbers of one shape."""
-    shape = node.outputs[0].shape
-    return node.op_type == "Add" and all(v and v.shape == shape and v.is_float for v in node.inputs)
 
 
 def _bias(product: Node, width: int) -> Value | None:

@@ -84,6 +84,12 @@ def readers_of(nodes: Sequence[Node]) -> Counter[str]:
     return Counter(v.name for node in nodes for v in node.inputs if v is not None)
 
 
+def adds_alike(node: Node) -> bool:
+    """Whether a node adds two tensors of real numbers of one shape."""
+    shape = node.outputs[0].shape
+    return node.op_type == "Add" and all(v and v.shape == shape and v.is_float for v in node.inputs)
+
+
 def reshape_attributes(shape: Sequence[int]) -> dict[str, Any]:
     """Give the attributes of a Reshape: without ``allowzero``, a size of 0 means that of the input."""
     return {"allowzero": 1} if 0 in shape else {}

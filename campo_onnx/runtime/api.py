@@ -173,7 +173,7 @@ class Program(Protocol):
         """Run on memory of the caller; only where the runtime ``takes_addresses``."""
 
     def run(self, feeds: "Mapping[str, NDArray[Any]]") -> "dict[str, NDArray[Any]]":
-        """Run it once on arrays and copy the outputs, by name."""
+        """Run it once on arrays; its outputs, by name, belong to the caller."""
 
     def node_times(
         self,

@@ -43,8 +43,8 @@ class Attention(torch.nn.Module):
 class Recurrent(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.layer = torch.nn.Embedding(11, 16), torch.nn.LSTM(16, 16, batch_first=True)
-        self.head = torch.nn.Linear(16, 11)
+        self.words, self.layer = torch.nn.Embedding(11, 32), torch.nn.LSTM(32, 32, batch_first=True)
+        self.head = torch.nn.Linear(32, 11)
 
     def forward(self, x):
         return self.head(self.layer(self.words(x))[0])
@@ -251,7 +251,10 @@ def test_a_session_takes_batches_of_every_size(name: str, optimizer: str | None)
     make, loss, batch_of, declared, example, sizes = CASES[name]
     torch.manual_seed(2)
     module = make()
-    with_logits = lambda out, y: (loss(out, y), {"logits": out})  # noqa: E731
+
+    def with_logits(out, y):
+        return loss(out, y), {"logits": out}
+
     model = export_training_step(
         module, with_logits, *batch_of(*example), optimizer=optimizer, dynamic_shapes=declared
     )

@@ -23,9 +23,9 @@ FLAGS = [(0, 0), (1, 0), (0, 1), (1, 1)]
 
 
 def product(g: Graph, number: int, *, deep: int = 2, turned: tuple[int, int] = (1, 0)) -> Value:
-    """``a @ b`` of 16 by 12 elements; `turned` are operands that lie transposed."""
-    a = g.input(f"a{number}", FLOAT, (deep, 16) if turned[0] else (16, deep))
-    b = g.input(f"b{number}", FLOAT, (12, deep) if turned[1] else (deep, 12))
+    """``a @ b`` of 48 by 36 elements; `turned` are operands that lie transposed."""
+    a = g.input(f"a{number}", FLOAT, (deep, 48) if turned[0] else (48, deep))
+    b = g.input(f"b{number}", FLOAT, (36, deep) if turned[1] else (deep, 36))
     if turned == (0, 0):
         return g.op("MatMul", a, b)
     return g.op("Gemm", a, b, transA=turned[0], transB=turned[1])
@@ -68,7 +68,7 @@ def test_products_that_are_added_up_are_one(turned: tuple[int, int]) -> None:
 
 def test_other_terms_are_added_as_before() -> None:
     def build(g: Graph) -> Outputs:
-        x, y = (g.input(name, FLOAT, (16, 12)) for name in "xy")
+        x, y = (g.input(name, FLOAT, (48, 36)) for name in "xy")
         return {
             "sum": added(g, [product(g, 0), x, product(g, 1), product(g, 2, turned=(0, 1)), y, product(g, 3)])
         }
@@ -88,15 +88,16 @@ def test_sums_of_columns_follow_the_products() -> None:
 
 def test_sums_of_columns_alone_stay() -> None:
     def build(g: Graph) -> Outputs:
-        xs = [g.input(f"x{i}", FLOAT, (16, 12)) for i in range(4)]
+        xs = [g.input(f"x{i}", FLOAT, (48, 36)) for i in range(4)]
         return {"y": added(g, [g.op("ReduceSum", x, g.integers([0]), keepdims=0) for x in xs])}
 
     assert written(build) == {"ReduceSum": 4, "Add": 3}
 
 
-def test_products_of_long_rows_stay() -> None:
+@pytest.mark.parametrize("deep", [20, 100])
+def test_products_of_long_rows_stay(deep: int) -> None:
     """Activations of many tokens, as where layers share their weights, are larger than the products."""
-    counts = written(lambda g: {"y": added(g, [product(g, i, deep=100) for i in range(3)])})
+    counts = written(lambda g: {"y": added(g, [product(g, i, deep=deep) for i in range(3)])})
     assert counts == {"Gemm": 3, "Add": 2}
 
 

@@ -236,7 +236,7 @@ def ort_value(array: NDArray[Any]) -> Any:
 
 
 def _array_of(value: Any) -> NDArray[Any]:
-    """Take a value of a CPU as an array, on the same memory; copy what NumPy has no type of its own for."""
+    """Return a CPU value as an array on its memory; copy types that NumPy lacks, such as bfloat16."""
     if not has_fixed_size(value.element_type()):
         return np.array(value.numpy())
     dtype = numpy_type(value.element_type())
