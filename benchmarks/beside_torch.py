@@ -5,8 +5,9 @@
 Each network is exported and optimized as the README writes it (``export_training_step``, ``campo-onnx
 optimize --runtime openvino``), trained by a ``TrainingSession`` in FP32 on ONNX Runtime and on OpenVINO, in
 BF16 on OpenVINO, and by ``torch.compile(backend="campo_onnx")``; beside it torch eager, torch autocast,
-torch.compile and torch.compile under autocast. Each is a process of its own, which waits while the others
-step. Before, loss and every gradient of ours are compared with torch in FP64.
+torch.compile and torch.compile under autocast, this one with a fused update, too. Each is a process of its
+own, in the environment that users have, and stopped while another steps. Before, loss and every gradient of
+ours are compared with torch in FP64.
 
 The steps ``compiled_*`` fill the caches of torch's compiler (minutes each), ``ready_*`` export, compare and
 fill ours (anew with each version of the source): what else runs then does not matter. The steps ``timed_*``

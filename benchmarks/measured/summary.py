@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.measured import NETWORKS
 from benchmarks.measured.plans import FP32, PLANS
+from benchmarks.measured.sides import OF_TORCH
 from campo_onnx.bench.statistics import median_interval, paired_speedup
 
 Facts = dict[str, Any]
@@ -37,12 +38,16 @@ def against(times: Times, side: str, *, faster: bool) -> Facts:
 def network_row(name: str, timed: Facts, plans: Facts) -> Facts:
     """Everything about one network."""
     times = timed["rounds_ms"]
+    ms = {side: asdict(median_interval(rounds)) for side, rounds in times.items() if rounds}
+    optimal_over = against(times, "optimal", faster=False)
+    fastest = fastest_of_torch({side: time["median"] for side, time in ms.items()})
     return {
         "name": name,
         "title": title_of(name),
-        "ms": {side: asdict(median_interval(rounds)) for side, rounds in times.items() if rounds},
+        "ms": ms,
         "over_fp32": against(times, FP32, faster=True),
-        "optimal_over": against(times, "optimal", faster=False),
+        "optimal_over": optimal_over,
+        "fastest": fastest if fastest in optimal_over else "",
         "losses": timed["losses"],
         "gradients": timed["gradients"],
         "rounds_ms": times,
@@ -145,6 +150,35 @@ def over_tf_amp(rows: Sequence[Facts]) -> Facts:
             mean = math.exp(fmean(map(math.log, gains)))
             by_plan[plan] = {"mean": mean, "most": max(gains), "least": min(gains), "networks": len(gains)}
     return by_plan
+
+
+def over_torch(rows: Sequence[Facts]) -> Facts:
+    """Compare `optimal` with the fastest of torch's sides: geometric mean, most, least, and where it is behind.
+
+    A network counts as behind where the whole interval is below 1.
+    """
+    ratios_by_title = {row["title"]: row["optimal_over"][row["fastest"]] for row in rows if row["fastest"]}
+    if not ratios_by_title:
+        return {}
+    medians = {title: ratio["median"] for title, ratio in ratios_by_title.items()}
+    return {
+        "networks": len(medians),
+        "mean": math.exp(fmean(map(math.log, medians.values()))),
+        "most": max(medians.values()),
+        "least": min(medians.values()),
+        "behind": [title for title, ratio in ratios_by_title.items() if ratio["high"] < 1],
+    }
+
+
+def fastest_of_torch(medians: Mapping[str, float]) -> str:
+    """Name the fastest of torch's sides; empty where none was measured.
+
+    Examples
+    --------
+    >>> fastest_of_torch({"torch": 3.0, "compile": 2.0, "optimal": 1.0})
+    'compile'
+    """
+    return min((side for side in OF_TORCH if side in medians), key=lambda side: medians[side], default="")
 
 
 def single_ops(measured: Facts) -> Facts:

@@ -10,7 +10,7 @@ from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from benchmarks.measured.gradients import refuse_unexplained
-from benchmarks.measured.sides import IN_FP32, MODULE, Worker
+from benchmarks.measured.sides import IN_FP32, MODULE, THREADS, Worker
 from benchmarks.pages import provenance
 from benchmarks.steps import StepError
 from campo_onnx.bench.statistics import MIN_SAMPLES
@@ -22,7 +22,6 @@ Facts = dict[str, Any]
 
 _LOSS_TOLERANCE = 1e-3  # FP32 sides compute one loss, in other orders
 _FEWEST, _MOST = 2, 50
-_SETTLES_S = 0.1  # threads wait busily for more work until then
 _LOOKS_EVERY = 4
 
 
@@ -75,8 +74,8 @@ def in_turns(
     Raises
     ------
     StepError
-        If a side in FP32 computes another loss than torch, or gradients are further off than roundings
-        explain.
+        If a side in FP32 computes another loss than torch, gradients are further off than roundings explain,
+        or torch runs on another number of threads than ours.
     """
     began = here()
     with ExitStack() as stack:
@@ -101,6 +100,7 @@ def in_turns(
             for side in workers
             if "gradient_error" in facts[side]
         }
+        refuse_other_threads({side: facts[side]["threads"] for side in workers if "threads" in facts[side]})
         refuse_other_losses(losses)
         refuse_unexplained(errors)
         times_ms, others = _rounds(workers, effort)
@@ -116,7 +116,7 @@ def in_turns(
 
 
 def _rounds(workers: Mapping[str, Worker], effort: Effort) -> tuple[dict[str, list[float]], list[int]]:
-    """Give the times of each side by round, and how much else ran while all sides slept."""
+    """Give the times of each side by round, and how much else ran while all sides were stopped."""
     steps = {}
     for side, worker in workers.items():
         once_s = median(worker.times_ms(side, _FEWEST)) / 1e3
@@ -131,7 +131,6 @@ def _rounds(workers: Mapping[str, Worker], effort: Effort) -> tuple[dict[str, li
         for side in order[first:] + order[:first]:
             times_ms[side].append(median(workers[side].times_ms(side, steps[side])))
         if number % _LOOKS_EVERY == 0:
-            time.sleep(_SETTLES_S)
             others += others_running()
     return times_ms, others
 
@@ -143,6 +142,16 @@ def others_running() -> list[int]:
         return []
     running, _, _ = path.read_text(encoding="ascii").split()[3].partition("/")
     return [max(0, int(running) - 1)]
+
+
+def refuse_other_threads(threads: Mapping[str, int]) -> None:
+    """Refuse sides whose defaults differ in the number of threads, as where a core has two."""
+    for side, count in threads.items():
+        if count != THREADS:
+            raise StepError(
+                f"{side} has {count} threads, and ours have {THREADS}: set OMP_NUM_THREADS and the affinity "
+                "of the benchmark so that they agree"
+            )
 
 
 def refuse_other_losses(losses: Mapping[str, float]) -> None:
