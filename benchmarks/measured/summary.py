@@ -153,7 +153,7 @@ def over_tf_amp(rows: Sequence[Facts]) -> Facts:
 
 
 def over_torch(rows: Sequence[Facts]) -> Facts:
-    """Compare `optimal` with the fastest of torch's sides: geometric mean, most, least, and where it is behind.
+    """Compare `optimal` with the fastest of torch's sides: geometric mean, most, least, networks behind.
 
     A network counts as behind where the whole interval is below 1.
     """

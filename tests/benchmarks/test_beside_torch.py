@@ -15,7 +15,7 @@ from benchmarks.steps import Records, StepError
 pytest.importorskip("jinja2")
 
 STEP_MS = {"eager": 4.0, "eager-bf16": 3.0, "inductor": 5.0, "inductor-bf16": 2.0, "ort": 4.5, "fp32": 3.5}
-STEP_MS |= {"bf16": 1.0, "in-the-loop": 1.25}
+STEP_MS |= {"bf16": 1.0, "in-the-loop": 1.25, "in-the-loop-fused": 1.2, "inductor-bf16-fused": 2.1}
 
 
 def visit(factor: float = 1.0, **others: Any) -> dict[str, Any]:
@@ -69,8 +69,8 @@ def test_what_is_ours_is_prepared_again_for_another_source(
 def test_the_page_says_what_is_asked_and_what_is_missing(tmp_path: Path) -> None:
     _, page = beside_torch.publish_measured(records(tmp_path, 1), 1, tmp_path)
     text = page.read_text(encoding="utf-8")
-    assert "| BF16 at least as fast as the fastest of torch's four | 12 | 1 of 1 |" in text
-    assert "| BF16 over the fastest of torch's four, geometric mean | 1.20 | 2.00 |" in text
+    assert "| BF16 at least as fast as the fastest of torch's five | 12 | 1 of 1 |" in text
+    assert "| BF16 over the fastest of torch's five, geometric mean | 1.20 | 2.00 |" in text
     assert "| 0.5 | 1.50 | - |" in text
     assert f"Not measured: {NETWORKS['resnet18']}" in text
 
@@ -81,7 +81,7 @@ def test_a_network_waits_for_all_its_visits(tmp_path: Path) -> None:
 
 def test_a_side_that_fails_in_one_visit_is_left_out_and_told() -> None:
     broken = visit(failures={"inductor-bf16": "no compiler"})
-    del broken["rounds_ms"]["inductor-bf16"]
+    del broken["rounds_ms"]["inductor-bf16"], broken["rounds_ms"]["inductor-bf16-fused"]
     row = beside_torch.row_of("unet", prepared(), [visit(2.0), broken])
     assert "inductor-bf16" not in row["ms"]
     assert (row["fastest"], row["failures"], row["rounds"]) == (

@@ -1,22 +1,27 @@
 """Measured steps: who takes turns and what is kept. Nothing here is a measurement."""
 
+import ast
 import json
+import os
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar
 
 import pytest
 
-from benchmarks.measured import QUICK, plans, sides, turns
+from benchmarks.measured import QUICK, plans, sides, training, turns
 from benchmarks.measured import __main__ as command
 from benchmarks.steps import StepError
 from campo_onnx.scale.results import Results
 from campo_onnx.scale.work import Task
 from tests.benchmarks.measured_facts import PLANS, STEP_MS
 
+_WITH_DOCS = ast.Module | ast.ClassDef | ast.FunctionDef
 EFFORT = turns.Effort(turn_s=0.01, budget_s=60.0, rounds=7, ready_s=60.0)
 
 
@@ -87,6 +92,11 @@ class TestTurns:
         with pytest.raises(StepError, match=r"the loss of fp32 is 1\.01, and torch's 1"):
             turns.refuse_other_losses({"torch": 1.0, "fp32": 1.01})
 
+    def test_another_number_of_threads_is_refused(self) -> None:
+        turns.refuse_other_threads({"torch": sides.THREADS})
+        with pytest.raises(StepError, match=f"torch has {sides.THREADS + 1} threads"):
+            turns.refuse_other_threads({"torch": sides.THREADS + 1})
+
 
 def worker(monkeypatch: pytest.MonkeyPatch, script: str) -> sides.Worker:
     real = subprocess.Popen
@@ -122,6 +132,51 @@ print('{"times_ms": [9, 2, 3]}')"""
         assert one.wait_until_ready(60.0) == {"fp32": {"loss": 1}}
         assert one.times_ms("fp32", 2) == [2, 3]
         one.end()
+
+    def test_its_environment_is_the_users(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("SET_BY_THE_USER", "1")
+        lines = """import json, os; print(json.dumps({"fp32": dict(os.environ)}), flush=True)"""
+        one = worker(monkeypatch, lines)
+        environment = one.wait_until_ready(60.0)["fp32"]
+        one.end()
+        assert environment["SET_BY_THE_USER"] == "1"
+        added = {key for key, value in environment.items() if os.environ.get(key) != value}
+        assert added <= {"COLUMNS", "LINES"}  # readline's
+
+    def test_it_runs_only_while_it_is_timed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        spinning = """import sys, threading, time
+count = 0
+def spin():
+    global count
+    while True: count += 1
+threading.Thread(target=spin, daemon=True).start()
+print('{"fp32": {"loss": 1}}', flush=True)
+for line in sys.stdin:
+    first = count
+    time.sleep(0.1)
+    print('{"times_ms": [%d, %d]}' % (first, count), flush=True)"""
+        one = worker(monkeypatch, spinning)
+        one.wait_until_ready(60.0)
+        (before,) = one.times_ms("fp32", 1)
+        state = Path(f"/proc/{one._process.pid}/stat")
+        time.sleep(0.2)
+        assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "T"
+        (after,) = one.times_ms("fp32", 1)
+        one.end()
+        assert after > before
+
+
+_SETTINGS = re.compile(r"(OMP|GOMP|KMP|MKL|OPENBLAS|ONEDNN|TBB)_|set_num_(interop_)?threads|spins")
+
+
+@pytest.mark.parametrize("module", [sides, training])
+def test_no_side_gets_a_setting_that_its_users_would_not_make(module: ModuleType) -> None:
+    tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
+    names = [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    names += [key.arg or "" for key in ast.walk(tree) if isinstance(key, ast.keyword)]
+    docs = {ast.get_docstring(node, clean=False) for node in ast.walk(tree) if isinstance(node, _WITH_DOCS)}
+    texts = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+    assert [name for name in (*names, *(texts - docs)) if _SETTINGS.search(name)] == []
 
 
 def count(path: Path) -> int:

@@ -1,5 +1,6 @@
 """Pages about measured steps, and their figures."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,18 @@ class TestSummary:
         assert row["over_fp32"]["optimal"]["median"] == pytest.approx(3.0)
         assert row["optimal_over"]["torch"]["median"] == pytest.approx(4.0)
         assert row["over_fp32"]["torch"]["high"] == pytest.approx(0.75)
+
+    def test_beside_the_fastest_of_torch(self) -> None:
+        (row, _) = self.rows()
+        behind = self.row("unet")
+        behind["rounds_ms"] |= {"compile-bf16": [0.5] * 12}
+        slower = summary.network_row("unet", behind, PLANS)
+        assert (row["fastest"], slower["fastest"]) == ("torch", "compile-bf16")
+        over = summary.over_torch([row, slower])
+        assert over["mean"] == pytest.approx((4.0 * 0.5) ** 0.5)
+        assert (over["networks"], over["behind"]) == (2, [slower["title"]])
+        without = {"rounds_ms": {"fp32": [2.0] * 7, "optimal": [1.0] * 7}}
+        assert summary.over_torch([summary.network_row("mlp", self.row("mlp") | without, PLANS)]) == {}
 
     def test_predicted_beside_measured(self) -> None:
         """Of one network every step is predicted right, of the other a fifth too short."""
@@ -159,6 +172,21 @@ class TestSummary:
             cells = line.count("|")
             assert not line.startswith("|") or cells == width or not width, line
             width = cells if line.startswith("|") else 0
+
+    def test_networks_alone_leave_the_rest_of_the_page(self, tmp_path: Path) -> None:
+        pytest.importorskip("matplotlib")
+        plans = dict.fromkeys(("mlp", "mlp@4", "random/0"), PLANS)
+        kinds = {"network mlp": self.row("mlp"), "batch mlp@4": self.row("mlp@4")}
+        page.publish_measured(kinds | {"drawn random/0": self.row("random/0")}, plans, "", 3, tmp_path, None)
+        before = json.loads((tmp_path / "measured.json").read_text())
+        slower = {"network mlp": self.row("mlp", 2.0)}
+        page.publish_measured(slower, plans, "", 0, tmp_path, None)
+        after = json.loads((tmp_path / "measured.json").read_text())
+        assert after["rows"][0]["ms"]["fp32"]["median"] == 2 * before["rows"][0]["ms"]["fp32"]["median"]
+        assert after["others_made"] == before["made"]
+        assert (after["sweeps"], after["population"]) == (before["sweeps"], before["population"])
+        assert before["sweeps"]
+        assert f"were measured on {before['made']['date']}" in (tmp_path / "measured.md").read_text()
 
     def test_a_network_without_graphs_is_absent(self, tmp_path: Path) -> None:
         data = page.data_of({"network mlp": self.row("mlp")}, {"mlp": None}, "", 0)
