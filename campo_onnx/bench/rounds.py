@@ -62,13 +62,13 @@ class Rounds:
     interrupted: bool
 
 
-def pause_between(machine: Machine) -> Callable[[], None] | None:
+def pause_between(machine: Machine, seconds: float = PAUSE_S) -> Callable[[], None] | None:
     """Give the pause between two steps on a machine; None where none is needed."""
     if machine.is_gpu or machine.threads == 1:
         return None
     # Threads of the previous session keep spinning for about a millisecond, on the cores that the next
     # one needs; without a pause a step took up to 50 % longer.
-    return partial(time.sleep, PAUSE_S)
+    return partial(time.sleep, seconds)
 
 
 def time_rounds(
