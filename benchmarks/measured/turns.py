@@ -22,6 +22,7 @@ Facts = dict[str, Any]
 
 _LOSS_TOLERANCE = 1e-3  # FP32 sides compute one loss, in other orders
 _FEWEST, _MOST = 2, 50
+_SETTLES_S = 0.1  # until a process that was stopped is counted as such
 _LOOKS_EVERY = 4
 
 
@@ -131,6 +132,7 @@ def _rounds(workers: Mapping[str, Worker], effort: Effort) -> tuple[dict[str, li
         for side in order[first:] + order[:first]:
             times_ms[side].append(median(workers[side].times_ms(side, steps[side])))
         if number % _LOOKS_EVERY == 0:
+            time.sleep(_SETTLES_S)
             others += others_running()
     return times_ms, others
 
