@@ -166,10 +166,11 @@ def refuse_other_losses(losses: Mapping[str, float]) -> None:
 
 def here() -> Facts:
     """Describe the machine as it is now: processor, units, governor, load, versions, date."""
-    from campo_onnx.runtime.openvino.installed import openvino
+    from campo_onnx.runtime.openvino.installed import openvino, openvino_problem
 
     governor = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
-    units = openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    is_absent = openvino_problem()
+    units = [] if is_absent else openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     processor = this_processor()
     tiles = " with AMX" if processor is not None and "amx_bf16" in processor.features else ""
     return {
