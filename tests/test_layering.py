@@ -57,6 +57,7 @@ HOMES = {
         "campo_onnx.export.torch",
         "campo_onnx.integrations",
         "campo_onnx.runtime.onnxruntime.kineto",
+        "campo_onnx.runtime.torch",
     ),
     "jax": ("campo_onnx.export.jax",),
 }
