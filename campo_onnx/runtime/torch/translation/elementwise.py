@@ -165,5 +165,4 @@ ROWS = {
     "com.microsoft:IsFinite": plain(torch.isfinite),
     "com.microsoft:Scale": Row(scale),
     "com.microsoft:ScaledSum": Row(scaled_sum),
-    "com.microsoft:SinGrad": Row(lambda node, dy, x: dy * torch.cos(x)),
 }

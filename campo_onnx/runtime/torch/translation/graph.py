@@ -91,19 +91,20 @@ class Graph:
             result = host(node, *inputs)
             if result is not None:
                 return (result,)
-        if not row.is_raw:
-            inputs = [
-                self._array(node, position, value) if position in row.known else self.operand(name, value)
-                for position, (name, value) in enumerate(zip(node.inputs, inputs, strict=True))
-            ]
+        operands = [self._operand(node, row, position, value) for position, value in enumerate(inputs)]
         around = (scope,) if row.takes_scope else ()
         try:
-            result = row.compute(node, *around, *inputs)
+            result = row.compute(node, *around, *operands)
         except (NotImplementedError, RuntimeError) as error:
             if "not implemented" not in str(error):
                 raise
             raise node.refusal(str(error).partition("\n")[0]) from error
         return result if isinstance(result, tuple) else (result,)
+
+    def _operand(self, node: Node, row: Row, position: int, value: Any) -> Any:
+        if position in row.known:
+            return self._array(node, position, value)
+        return value if position in row.either else self.operand(node.inputs[position], value)
 
     def _array(self, node: Node, position: int, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):

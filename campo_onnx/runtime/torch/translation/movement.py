@@ -223,7 +223,6 @@ ROWS = {
     "Transpose": Row(transpose),
     "Trilu": known(1)(trilu),
     "Unsqueeze": known(1)(unsqueeze),
-    "com.microsoft:ConcatTraining": Row(concat),
     "com.microsoft:ExpandDims": known(1)(unsqueeze),
     "com.microsoft:Pad": known(1, 2, 3)(pad),
     "com.microsoft:Range": known(0, 1, 2)(arange),

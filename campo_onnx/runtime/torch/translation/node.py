@@ -64,7 +64,7 @@ class Row:
 
     compute: Compute
     known: frozenset[int] = frozenset()  # positions of inputs that it takes as arrays, known while tracing
-    is_raw: bool = False  # whether it takes what is known while tracing as arrays, and all else as tensors
+    either: frozenset[int] = frozenset()  # positions of inputs that it takes as arrays where they are known
     takes_scope: bool = False  # whether it takes the tensors around it as well, as bodies need them
 
 
@@ -73,9 +73,14 @@ def known(*positions: int) -> Callable[[Compute], Row]:
     return lambda compute: Row(compute, frozenset(positions))
 
 
+def either(*positions: int) -> Callable[[Compute], Row]:
+    """Mark inputs that a row takes as arrays where they are known while tracing, and as tensors elsewhere."""
+    return lambda compute: Row(compute, either=frozenset(positions))
+
+
 def raw(compute: Compute) -> Row:
     """Make the row of an operator that takes arrays and tensors alike."""
-    return Row(compute, is_raw=True)
+    return Row(compute, either=EVERY)
 
 
 def plain(compute: Compute) -> Row:

@@ -6,14 +6,38 @@ from types import MappingProxyType
 from campo_onnx.ops.key import OpKey
 from campo_onnx.runtime.torch.translation import (
     activations,
+    control,
+    convolutions,
     elementwise,
+    gradients,
+    indexing,
+    losses,
     movement,
+    normalization,
+    pooling,
     products,
+    random,
     reductions,
+    sequences,
 )
 from campo_onnx.runtime.torch.translation.node import Row
 
-_FAMILIES = (activations, elementwise, movement, products, reductions)
+_FAMILIES = (
+    activations,
+    control,
+    convolutions,
+    elementwise,
+    gradients,
+    indexing,
+    losses,
+    movement,
+    normalization,
+    pooling,
+    products,
+    random,
+    reductions,
+    sequences,
+)
 
 TABLE: Mapping[OpKey, Row] = MappingProxyType(
     {OpKey.parse(label): row for family in _FAMILIES for label, row in family.ROWS.items()}
