@@ -12,6 +12,27 @@ from campo_onnx.runtime.torch.translation.values import dtype_of
 Tensor = torch.Tensor
 
 
+_WIDENED = frozenset({torch.uint16, torch.uint32})
+
+
+def numeric(compute: Compute) -> Row:
+    """Make the row of an operator that torch does not compute in 16 and 32 unsigned bits: 64 hold them."""
+
+    def wide(node: Node, *inputs: Any) -> Any:
+        dtype = next((x.dtype for x in inputs if isinstance(x, Tensor) and x.dtype in _WIDENED), None)
+        if dtype is None:
+            return compute(node, *inputs)
+        result = compute(node, *(x if x is None else x.to(torch.int64) for x in inputs))
+        return result if result.dtype == torch.bool else result.to(dtype)
+
+    return Row(wide)
+
+
+def simple(compute: Compute) -> Row:
+    """Make such a row of an operator without attributes."""
+    return numeric(lambda node, *inputs: compute(*inputs))
+
+
 def div(node: Node, x: Tensor, y: Tensor) -> Tensor:
     """Divide; integers are rounded towards zero."""
     return torch.div(x, y, rounding_mode=None if x.is_floating_point() or x.is_complex() else "trunc")
@@ -32,7 +53,7 @@ def power(node: Node, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _folded(function: Compute) -> Row:
-    return Row(lambda node, *inputs: functools.reduce(function, inputs))
+    return numeric(lambda node, *inputs: functools.reduce(function, inputs))
 
 
 def mean(node: Node, *inputs: Tensor) -> Tensor:
@@ -107,10 +128,10 @@ def scaled_sum(node: Node, *inputs: Tensor) -> Tensor:
 
 
 ROWS = {
-    "Abs": plain(torch.abs),
+    "Abs": simple(torch.abs),
     "Acos": plain(torch.acos),
     "Acosh": plain(torch.acosh),
-    "Add": plain(torch.add),
+    "Add": simple(torch.add),
     "And": plain(torch.logical_and),
     "Asin": plain(torch.asin),
     "Asinh": plain(torch.asinh),
@@ -118,44 +139,44 @@ ROWS = {
     "Atanh": plain(torch.atanh),
     "BitCast": Row(bit_cast),
     "BitShift": Row(bit_shift),
-    "BitwiseAnd": plain(torch.bitwise_and),
-    "BitwiseNot": plain(torch.bitwise_not),
-    "BitwiseOr": plain(torch.bitwise_or),
-    "BitwiseXor": plain(torch.bitwise_xor),
+    "BitwiseAnd": simple(torch.bitwise_and),
+    "BitwiseNot": simple(torch.bitwise_not),
+    "BitwiseOr": simple(torch.bitwise_or),
+    "BitwiseXor": simple(torch.bitwise_xor),
     "Cast": Row(cast),
     "CastLike": Row(cast_like),
     "Ceil": plain(torch.ceil),
-    "Clip": Row(clip),
+    "Clip": numeric(clip),
     "Cos": plain(torch.cos),
     "Cosh": plain(torch.cosh),
-    "Div": Row(div),
-    "Equal": plain(torch.eq),
+    "Div": numeric(div),
+    "Equal": simple(torch.eq),
     "Erf": plain(torch.erf),
     "Exp": plain(torch.exp),
     "Floor": plain(torch.floor),
-    "Greater": plain(torch.gt),
-    "GreaterOrEqual": plain(torch.ge),
+    "Greater": simple(torch.gt),
+    "GreaterOrEqual": simple(torch.ge),
     "IsInf": Row(is_inf),
     "IsNaN": plain(torch.isnan),
-    "Less": plain(torch.lt),
-    "LessOrEqual": plain(torch.le),
+    "Less": simple(torch.lt),
+    "LessOrEqual": simple(torch.le),
     "Log": plain(torch.log),
     "Max": _folded(torch.maximum),
-    "Mean": Row(mean),
+    "Mean": numeric(mean),
     "Min": _folded(torch.minimum),
-    "Mod": Row(mod),
-    "Mul": plain(torch.mul),
+    "Mod": numeric(mod),
+    "Mul": simple(torch.mul),
     "Neg": plain(torch.neg),
     "Not": plain(torch.logical_not),
     "Or": plain(torch.logical_or),
     "Pow": Row(power),
     "Reciprocal": plain(torch.reciprocal),
     "Round": plain(torch.round),
-    "Sign": plain(torch.sign),
+    "Sign": simple(torch.sign),
     "Sin": plain(torch.sin),
     "Sinh": plain(torch.sinh),
     "Sqrt": plain(torch.sqrt),
-    "Sub": plain(torch.sub),
+    "Sub": simple(torch.sub),
     "Sum": _folded(torch.add),
     "Tan": plain(torch.tan),
     "Where": plain(torch.where),

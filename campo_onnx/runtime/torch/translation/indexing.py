@@ -117,7 +117,7 @@ def compress(node: Node, x: Tensor, condition: Tensor) -> Tensor:
 
 
 def unique(node: Node, x: Tensor) -> tuple[Tensor, ...]:
-    """Return elements or slices once each, their first places, the place of each in them, and their counts."""
+    """Return elements or slices once, their first places, the place of each in them, and their counts."""
     axis = node.get("axis")
     if axis is None:
         x, axis = x.reshape(-1), 0
@@ -145,11 +145,55 @@ def tensor_scatter(node: Node, past: Tensor, update: Tensor, first: Tensor | Non
     return past.scatter(axis, places.reshape(shape).expand(update.shape), update)
 
 
+def non_maximum_suppression(
+    node: Node,
+    boxes: Array,
+    scores: Array,
+    most: Array | None = None,
+    overlap: Array | None = None,
+    least: Array | None = None,
+) -> Tensor:
+    """List boxes by score, for each image and class, without those that overlap one before too much."""
+    limit = 0 if most is None else ints(most)[0]
+    share = 0.0 if overlap is None else overlap.item()
+    bound = -math.inf if least is None else least.item()
+    chosen = []
+    for image in range(scores.shape[0]):
+        corners = _corners(boxes[image], is_centred=node.flag("center_point_box"))
+        for label in range(scores.shape[1]):
+            kept: list[int] = []
+            for box in np.argsort(-scores[image, label], kind="stable").tolist():
+                if len(kept) == limit or scores[image, label, box] <= bound:
+                    break
+                if all(_overlap(corners[box], corners[other]) <= share for other in kept):
+                    kept.append(box)
+            chosen += [[image, label, box] for box in kept]
+    return torch.tensor(chosen, dtype=torch.int64, device=node.device).reshape(-1, 3)
+
+
+def _corners(boxes: Array, *, is_centred: bool) -> Array:
+    if is_centred:
+        centre, half = boxes[:, :2], boxes[:, 2:] / 2
+        return np.concatenate([centre - half, centre + half], 1)
+    return np.concatenate(
+        [np.minimum(boxes[:, :2], boxes[:, 2:]), np.maximum(boxes[:, :2], boxes[:, 2:])], 1
+    )
+
+
+def _overlap(one: Array, other: Array) -> float:
+    """Return the area of two boxes' intersection over that of their union."""
+    sides = np.minimum(one[2:], other[2:]) - np.maximum(one[:2], other[:2])
+    both = float(np.prod(np.maximum(sides, 0)))
+    union = float(np.prod(one[2:] - one[:2]) + np.prod(other[2:] - other[:2])) - both
+    return both / union if union > 0 else 0.0
+
+
 ROWS = {
     "Compress": Row(compress),
     "Gather": either(1)(gather),
     "GatherElements": Row(gather_elements),
     "GatherND": Row(gather_nd),
+    "NonMaxSuppression": known(0, 1, 2, 3, 4)(non_maximum_suppression),
     "NonZero": Row(non_zero),
     "OneHot": known(1)(one_hot),
     "Scatter": Row(scatter_elements),

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from campo_onnx.ops.key import OpKey
 from campo_onnx.runtime.torch.translation import (
     activations,
+    aten_operators,
     control,
     convolutions,
     elementwise,
@@ -16,14 +17,19 @@ from campo_onnx.runtime.torch.translation import (
     normalization,
     pooling,
     products,
+    quantization,
     random,
+    recurrent,
     reductions,
+    resize,
     sequences,
+    spectral,
 )
 from campo_onnx.runtime.torch.translation.node import Row
 
 _FAMILIES = (
     activations,
+    aten_operators,
     control,
     convolutions,
     elementwise,
@@ -34,9 +40,13 @@ _FAMILIES = (
     normalization,
     pooling,
     products,
+    quantization,
     random,
+    recurrent,
     reductions,
+    resize,
     sequences,
+    spectral,
 )
 
 TABLE: Mapping[OpKey, Row] = MappingProxyType(
