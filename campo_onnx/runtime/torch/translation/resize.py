@@ -142,7 +142,7 @@ def _filtered(node: Node, axis: Axis, source: Array, x: Tensor, mode: str) -> Te
     places = first[:, None] + np.arange(2 * reach)
     distances = np.abs(places - source.astype(np.float64)[:, None]) * narrowed
     weights = _weights(distances, mode, node.get("cubic_coeff_a", -0.75))
-    if node.flag("exclude_outside") or narrowed < 1:
+    if node.flag("exclude_outside"):
         weights = weights * ((places >= 0) & (places < axis.size))
     weights = weights / weights.sum(1, keepdims=True)
     places = places.clip(0, axis.size - 1)
