@@ -178,7 +178,7 @@ NAMES_PROCESSORS = {
     "campo_onnx.hardware.hardware",
     "cli.completion",
 }
-SPEAK_OF_TORCH = ("campo_onnx.export.torch", "campo_onnx.integrations")
+SPEAK_OF_TORCH = ("campo_onnx.export.torch", "campo_onnx.integrations", "campo_onnx.runtime.torch")
 
 
 def processors_named(source: str) -> bool:

@@ -24,7 +24,7 @@ from campo_onnx.runtime.torch.precision import as_typed
 from campo_onnx.runtime.torch.timed import step_times
 from campo_onnx.runtime.torch.traced import Traced, trace
 from campo_onnx.runtime.torch.translation import translate
-from campo_onnx.runtime.torch.translation.values import DTYPES
+from campo_onnx.runtime.torch.translation.values import dtype_of
 
 _REMEMBERED = 16
 """Sets of addresses whose tensors are kept: allocators give the same few in turn."""
@@ -55,7 +55,9 @@ class TorchProgram:
         self._threads, self._settings = threads, settings
         self._translation = translate(model, folder, device=str(self._device))
         values = {value.name: value.type.tensor_type for value in model.graph.input}
-        self._types = {name: values[name].elem_type for name in self._translation.inputs}
+        self._types = {
+            name: dtype_of(values[name].elem_type, f"the input {name!r}") for name in self._translation.inputs
+        }
         self._traced: dict[Sizes, Traced] = {}
         self._runnable: dict[Sizes, Runnable] = {}
         self._shapes = {name: _declared(values[name]) for name in self._translation.inputs}
@@ -93,9 +95,8 @@ class TorchProgram:
                     f"the tensor bound to {place.name!r} is not in the host's memory",
                     why="the torch runtime takes addresses of that alone",
                 )
-        self._runnable_on(
-            {place.name: torch.empty(place.shape, dtype=DTYPES[place.dtype]) for place in reads}
-        )
+        types = {place.name: dtype_of(place.dtype, f"the tensor bound to {place.name!r}") for place in reads}
+        self._runnable_on({p.name: torch.empty(p.shape, dtype=types[p.name]) for p in reads})
         return _Addressed(self._bound, reads, writes)
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -125,7 +126,7 @@ class TorchProgram:
     def _graph(self, sizes: Sizes) -> Traced:
         if sizes not in self._traced:
             inputs = [
-                torch.empty(shape, dtype=DTYPES[dtype], device=self._device)
+                torch.empty(shape, dtype=dtype, device=self._device)
                 for shape, dtype in zip(sizes, self._types.values(), strict=True)
             ]
             self._traced[sizes] = trace(self._translation, inputs)
@@ -136,7 +137,7 @@ class TorchProgram:
         _refuse_unknown("input", inputs, self._translation.inputs)
         ordered = [inputs[name] for name in self._translation.inputs]
         for (name, dtype), tensor in zip(self._types.items(), ordered, strict=True):
-            _refuse_misfit(name, tensor, self._shapes[name], DTYPES[dtype])
+            _refuse_misfit(name, tensor, self._shapes[name], dtype)
         sizes: Sizes = tuple(tuple(tensor.shape) for tensor in ordered)
         if sizes not in self._runnable:
             traced = self._graph(sizes)
