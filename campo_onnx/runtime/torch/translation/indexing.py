@@ -175,9 +175,7 @@ def _corners(boxes: Array, *, is_centred: bool) -> Array:
     if is_centred:
         centre, half = boxes[:, :2], boxes[:, 2:] / 2
         return np.concatenate([centre - half, centre + half], 1)
-    return np.concatenate(
-        [np.minimum(boxes[:, :2], boxes[:, 2:]), np.maximum(boxes[:, :2], boxes[:, 2:])], 1
-    )
+    return np.concatenate([np.minimum(boxes[:, :2], boxes[:, 2:]), np.maximum(boxes[:, :2], boxes[:, 2:])], 1)
 
 
 def _overlap(one: Array, other: Array) -> float:

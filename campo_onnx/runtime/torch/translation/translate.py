@@ -18,6 +18,7 @@ from campo_onnx.ir.opsets import at_readable_opset
 from campo_onnx.ir.sort import graphs_of, name_nodes, sort_nodes, with_bodies
 from campo_onnx.ops.key import CONSTANT, OpKey
 from campo_onnx.runtime.torch.translation.graph import Graph, Origin
+from campo_onnx.runtime.torch.translation.raising import raised
 from campo_onnx.runtime.torch.translation.table import TABLE
 from campo_onnx.runtime.torch.translation.values import dtype_of
 
@@ -49,6 +50,7 @@ def translate(model: ModelProto, folder: Path | None = None, *, device: str = "c
     for graph in graphs_of(model.graph):
         name_nodes(graph)
     sort_nodes(model.graph)
+    raised(model.graph)
     _refuse_unknown(model)
     _refuse_types(model)
     opsets = {opset.domain: opset.version for opset in model.opset_import}
@@ -80,7 +82,9 @@ def _write_defaults(node: NodeProto, model: ModelProto) -> None:
     schema = onnx.defs.get_schema(node.op_type, versions[node.domain], node.domain)
     written = {attribute.name for attribute in node.attribute}
     node.attribute.extend(
-        a.default_value for name, a in schema.attributes.items() if a.default_value.name and name not in written
+        a.default_value
+        for name, a in schema.attributes.items()
+        if a.default_value.name and name not in written
     )
 
 
