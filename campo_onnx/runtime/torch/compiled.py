@@ -24,8 +24,8 @@ _FEW_OPERATIONS, _FEW_BYTES = 24, 1 << 20
 and starting its kernels as long as starting those of torch."""
 
 _MOST_OPERATIONS = 10_000
-"""A graph of more is run as it is. A layer of BERT, 389 operations, takes 25 CPU seconds to compile on a Zen 5:
-so many would take ten minutes."""
+"""A graph of more is run as it is. A layer of BERT, 389 operations, takes 25 CPU seconds to compile on a
+Zen 5: so many would take ten minutes."""
 
 _EAGER = "torch runs the graph operation by operation"
 _VIEWS = frozenset({"view", "reshape", "permute", "transpose", "t", "expand", "slice", "select", "unsqueeze"})
