@@ -1,4 +1,4 @@
-"""What runs a traced graph: kernels of TorchInductor's, or torch's own operations one after the other."""
+"""Kernels of TorchInductor's that run a traced graph, or torch's own operations one after the other."""
 
 import json
 import logging

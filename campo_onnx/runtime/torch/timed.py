@@ -24,7 +24,7 @@ _LIBRARY = "aten::"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """What a profiler saw of a step: a kernel, or a call of a library's."""
+    """A kernel of a step, or a call of a library's, as a profiler saw it."""
 
     name: str
     us: float
