@@ -4,20 +4,31 @@ import math
 
 import torch
 
-from campo_onnx.runtime.torch.translation.node import Node, Row
+from campo_onnx.runtime.torch.translation.axes import reshaped
+from campo_onnx.runtime.torch.translation.node import Node, Row, known
 from campo_onnx.runtime.torch.translation.pooling import fits_torch
 from campo_onnx.runtime.torch.translation.raising import MAX_POOL_GRADIENT, WEIGHT_GRADIENT
+from campo_onnx.runtime.torch.translation.values import Array
 from campo_onnx.runtime.torch.translation.windows import window_of
 
 Tensor = torch.Tensor
 _aten = torch.ops.aten
 
 
-def weight_gradient(node: Node, images: Tensor, kernel: Tensor) -> Tensor:
+def weight_gradient(node: Node, images: Tensor, kernel: Tensor, shape: Array | None = None) -> Tensor:
     """Convolve with batch and channels swapped, as the gradient of a weight; they are swapped back here.
 
-    That undoes, as views, what the graph does before: nothing is moved.
+    That undoes, as views, what the graph does before: nothing is moved. `shape` is that of a Reshape of the
+    convolution's result.
     """
+    weight = _weight_gradient(node, images, kernel)
+    if shape is None:
+        return weight
+    taps = weight.transpose(0, 1)
+    return taps.reshape(reshaped(node, taps.shape, shape))
+
+
+def _weight_gradient(node: Node, images: Tensor, kernel: Tensor) -> Tensor:
     window = window_of(node, images.shape[2:], kernel.shape[2:])
     stride, dilation = list(window.dilation), list(window.stride)
     gradient, groups = kernel.transpose(0, 1), node.get("group", 1)
@@ -99,5 +110,5 @@ def max_pool_gradient(
 
 ROWS = {
     MAX_POOL_GRADIENT.label: Row(max_pool_gradient),
-    WEIGHT_GRADIENT.label: Row(weight_gradient),
+    WEIGHT_GRADIENT.label: known(2)(weight_gradient),
 }

@@ -32,7 +32,8 @@ MAX_POOL_GRADIENT = OpKey(RAISED, "MaxPoolGradient")
 
 _MAX_POOL, _CONV, _SCATTER = OpKey("", "MaxPool"), OpKey("", "Conv"), OpKey("", "ScatterElements")
 _MAX_POOL_GRAD = OpKey("", "MaxPoolGrad")
-_ONE_AXIS_MOVED = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten"})
+_RESHAPE = OpKey("", "Reshape")
+_RESHAPES = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten"})
 
 
 class _Readers:
@@ -94,7 +95,7 @@ def _still_read(nodes: list[NodeProto], graph: GraphProto) -> Iterator[NodeProto
 
 
 def _is_reshape(node: NodeProto) -> bool:
-    return not node.domain and node.op_type in _ONE_AXIS_MOVED
+    return not node.domain and node.op_type in _RESHAPES
 
 
 def _swaps_first_two(node: NodeProto | None) -> bool:
@@ -106,7 +107,9 @@ def _swaps_first_two(node: NodeProto | None) -> bool:
 
 
 def _weight_gradient(node: NodeProto, readers: _Readers) -> NodeProto | None:
-    conv = readers.only(node.input[0], _CONV) if _swaps_first_two(node) else None
+    # Of one channel a group, swapping back is a Reshape.
+    shape = list(node.input[1:2]) if OpKey.of(node) == _RESHAPE else []
+    conv = readers.only(node.input[0], _CONV) if shape or _swaps_first_two(node) else None
     if conv is None or len([name for name in conv.input if name]) != 2:
         return None
     settings = attributes_of(conv)
@@ -116,7 +119,8 @@ def _weight_gradient(node: NodeProto, readers: _Readers) -> NodeProto | None:
     if any(pad < 0 for pad in settings.get("pads", [])):
         return None
     settings.pop("kernel_shape", None)
-    return _node(WEIGHT_GRADIENT, node, conv.input, settings)
+    settings |= {"allowzero": attributes_of(node).get("allowzero", 0)}
+    return _node(WEIGHT_GRADIENT, node, [*conv.input[:2], *shape], settings)
 
 
 def _max_pool_of(place: str, readers: _Readers) -> tuple[NodeProto, dict[str, Any]] | None:
@@ -170,6 +174,7 @@ def _node(op: OpKey, node: NodeProto, inputs: Any, settings: Mapping[str, Any]) 
 
 _RULES: Mapping[OpKey, Callable[[NodeProto, _Readers], NodeProto | None]] = {
     OpKey("", "Transpose"): _weight_gradient,
+    _RESHAPE: _weight_gradient,
     _SCATTER: _scattered,
     _MAX_POOL_GRAD: _of_runtime,
 }
