@@ -27,7 +27,6 @@ _MOST_OPERATIONS = 10_000
 """A graph of more is run as it is. A layer of BERT, 389 operations, takes 25 CPU seconds to compile on a
 Zen 5: so many would take ten minutes."""
 
-_EAGER = "torch runs the graph operation by operation"
 _VIEWS = frozenset({"view", "reshape", "permute", "transpose", "t", "expand", "slice", "select", "unsqueeze"})
 _BROKEN = re.compile(
     r"(?P<file>/[^:'\"\n]+\.so): (?:file too short|invalid ELF header|cannot read file data)"
@@ -49,7 +48,8 @@ class Runnable:
     call: Callable[..., Any]
     note: str = ""  # why it is not compiled
     source: str = ""  # the generated program
-    kernels: tuple[Kernel, ...] = ()  # in the order in which they run; none unless nodes are timed
+    # in the order in which they run; of a compiled graph only where nodes are timed
+    kernels: tuple[Kernel, ...] = ()
 
 
 def runnable(
@@ -67,7 +67,7 @@ def runnable(
     """
     on_gpu = any(tensor.device.type != CPU for tensor in traced.outputs)
     if why := _eager(traced.module.graph, on_gpu=on_gpu):
-        return Runnable(call=traced.module, note=f"{_EAGER}: {why}")
+        return _uncompiled(traced, why)
     options: dict[str, Any] = {"cpp.threads": threads}
     if channels_last:
         options["force_layout_optimization"] = True
@@ -80,8 +80,20 @@ def runnable(
     except Exception as error:  # whatever a compiler fails with: torch runs the same operations without it
         _LOG.debug("TorchInductor does not compile a graph", exc_info=error)
         first = (str(error).strip() or type(error).__name__).partition("\n")[0]
-        return Runnable(call=traced.module, note=f"{_EAGER}: TorchInductor fails with {first!r}")
+        return _uncompiled(traced, f"TorchInductor fails with {first!r}")
     return Runnable(call=call, source=compiler.source, kernels=_kernels(compiler) if traces else ())
+
+
+def _uncompiled(traced: Traced, why: str) -> Runnable:
+    operations = (
+        node for node in traced.module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)
+    )
+    kernels = ((str(node.target), origin_of(node)) for node in operations)
+    return Runnable(
+        call=traced.module,
+        note=f"torch runs the graph operation by operation: {why}",
+        kernels=tuple(Kernel(name=name, nodes=(origin,) if origin else ()) for name, origin in kernels),
+    )
 
 
 @dataclass(slots=True)

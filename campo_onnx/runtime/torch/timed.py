@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections import defaultdict, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -57,19 +57,14 @@ def step_times(
     except KeyboardInterrupt:
         if not steps:
             raise
-    faster = sorted(steps, key=lambda one: one[0])[: (len(steps) + 1) // 2]
-    times: dict[int, list[float]] = defaultdict(list)
-    rows: list[tuple[str, tuple[str, ...]]] = []
-    for _, events in faster:
-        rows = joined([event.name for event in events], kernels)
-        for place, event in enumerate(events):
-            times[place].append(event.us)
+    usual = Counter(tuple(event.name for event in events) for _, events in steps).most_common(1)[0][0]
+    alike = [(us, events) for us, events in steps if tuple(event.name for event in events) == usual]
+    faster = sorted(alike, key=lambda one: one[0])[: (len(alike) + 1) // 2]
+    times = zip(*([event.us for event in events] for _, events in faster), strict=True)
     return StepTimes(
         nodes=tuple(
-            NodeTime(
-                nodes=nodes, kernel=name, precision=_precision(nodes, precisions), time=timing_of(times[i])
-            )
-            for i, (name, nodes) in enumerate(rows)
+            NodeTime(nodes=nodes, kernel=name, precision=_precision(nodes, precisions), time=timing_of(us))
+            for (name, nodes), us in zip(joined(usual, kernels), times, strict=True)
         ),
         step=timing_of([us for us, _ in faster]),
         accounted=median(sum(event.us for event in events) / us for us, events in faster),
@@ -87,16 +82,17 @@ def joined(events: Iterable[str], kernels: Sequence[Kernel]) -> list[tuple[str, 
     [('aten::mm', ('a',)), ('aten::fill_', ()), ('cpp_0', ('b', 'c'))]
     """
     generated = {kernel.name: kernel.nodes for kernel in kernels}
-    calls = deque(kernel for kernel in kernels if not _GENERATED.fullmatch(kernel.name))
+    calls = [kernel for kernel in kernels if not _GENERATED.fullmatch(kernel.name)]
     rows: list[tuple[str, tuple[str, ...]]] = []
     for name in events:
         if match := _GENERATED.fullmatch(name):
             kernel = match["kernel"]
             rows.append((kernel, generated.get(kernel, ())))
-        elif calls and _is_call_of(name.removeprefix(_LIBRARY), calls[0].name):
-            rows.append((name, calls.popleft().nodes))
-        else:
-            rows.append((name, ()))
+            continue
+        operation = name.removeprefix(_LIBRARY)
+        place = next((i for i, call in enumerate(calls) if _is_call_of(operation, call.name)), None)
+        rows.append((name, () if place is None else calls[place].nodes))
+        del calls[: 0 if place is None else place + 1]
     return rows
 
 
