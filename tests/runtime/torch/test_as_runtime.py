@@ -83,12 +83,11 @@ def test_a_profile_is_of_its_times(imported: Imported) -> None:
 
 def test_costs_are_measured_in_it(imported: Imported, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("campo_onnx.costs.measured._CASTS", 3)
-    problem = optimize_model(GRAPH, OPTIONS).problem
+    here = this_cpu("torch")
+    problem = optimize_model(GRAPH, replace(OPTIONS, target=here)).problem
     with Store() as store:
         evidence = Evidence(store=store)
-        table = costs_for(
-            problem.view, problem.ports, OPTIONS.target, Precision.BF16, CostSource.MEASURE, evidence
-        )
+        table = costs_for(problem.view, problem.ports, here, Precision.BF16, CostSource.MEASURE, evidence)
         assert {one.runtime for one in store.machines()} == {"torch"}
     products = [n.name for n in problem.view.nodes if n.op.op_type == "MatMul"]
     assert all(table.nodes[name].fp32_us > 0 and table.nodes[name].low_us > 0 for name in products)
