@@ -4,10 +4,12 @@ import math
 from collections.abc import Sequence
 
 import torch
+from onnx import TensorProto
 
 from campo_onnx.runtime.torch.translation.axes import shifted
 from campo_onnx.runtime.torch.translation.node import Node, Row
 from campo_onnx.runtime.torch.translation.reductions import widened
+from campo_onnx.runtime.torch.translation.values import dtype_of
 
 Tensor = torch.Tensor
 _TRAINING_IS_SAID = 14  # from this opset on an attribute says it; before, the number of outputs does
@@ -77,7 +79,11 @@ def batch_norm_gradient(
 def layer_norm(node: Node, x: Tensor, scale: Tensor, bias: Tensor | None = None) -> tuple[Tensor, ...]:
     """Normalize the last axes; return mean and inverse deviation as well."""
     axis, epsilon = shifted(node.get("axis", -1), x.dim()), node.get("epsilon", _EPSILON)
-    return normalized_layer(x, list(range(axis, x.dim())), scale, bias, epsilon)
+    result, *statistics = normalized_layer(x, list(range(axis, x.dim())), scale, bias, epsilon)
+    if not node.has_output(1):
+        return (result,)
+    stash = dtype_of(node.get("stash_type", TensorProto.FLOAT), f"the node {node.name!r}")
+    return result, *(statistic.to(stash) for statistic in statistics)
 
 
 def normalized_layer(

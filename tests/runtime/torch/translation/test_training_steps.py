@@ -17,7 +17,7 @@ from campo_onnx import Options, Precision, oplists, optimize_model, target
 from campo_onnx.export.torch import export_training_step
 from campo_onnx.export.torch.state_dict import first_state
 from campo_onnx.runtime.torch.translation import translate
-from tests.runtime.torch.translation.beside import TOLERANCE, Arrays, on_torch, worst_deviation
+from tests.runtime.torch.translation.beside import TOLERANCE, on_torch, worst_deviation
 
 pytestmark = pytest.mark.slow
 
@@ -78,7 +78,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Any, Any]]
 }
 
 
-def step_of(name: str, **options: Any) -> tuple[onnx.ModelProto, Arrays]:
+def step_of(name: str, **options: Any) -> tuple[onnx.ModelProto, dict[str, Any]]:
     torch.manual_seed(0)
     build, draw = NETWORKS[name]
     module, (x, y) = build(), draw()
@@ -97,8 +97,9 @@ def test_gradients_are_those_of_onnx_runtime(name):
 
 def test_weights_are_updated_as_onnx_runtime_does():
     model, feeds = step_of("convolutions", optimizer="adamw")
-    scalars = {v.name for v in model.graph.input} - feeds.keys()
-    feeds = {**feeds, **{name: np.array(1e-3, np.float32) for name in scalars}}
+    for value in (v for v in model.graph.input if v.name not in feeds):  # learning rate, number of the step
+        kind = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+        feeds[value.name] = np.full([d.dim_value for d in value.type.tensor_type.shape.dim], 0.5).astype(kind)
     assert worst_deviation(model, feeds) < TOLERANCE
 
 

@@ -171,7 +171,7 @@ def test_a_branch_is_chosen_by_data_in_a_traced_graph_too(condition):
 
 OLD_FORMS = {
     "axes as an attribute": "y = ReduceSum <axes = [-1], keepdims = 0> (x)",
-    "squeezed": "a = Unsqueeze <axes = [0, -1]> (x) y = Squeeze <axes = [0]> (a)",
+    "squeezed": "a = Unsqueeze <axes = [0, 2]> (x) y = Squeeze <axes = [0]> (a)",
     "bounds as attributes": "y = Clip <min = -0.5, max = 0.5> (x)",
     "pads as an attribute": "y = Pad <pads = [1, 0, -1, 2], value = 3.0> (x)",
     "sliced": "y = Slice <starts = [-2], ends = [9223372036854775807], axes = [1]> (x)",
