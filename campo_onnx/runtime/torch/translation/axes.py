@@ -21,7 +21,7 @@ def reversed_axes(rank: int) -> list[int]:
     return list(range(rank))[::-1]
 
 
-def axes_given(node: Node, axes: Array | None, rank: int) -> list[int] | None:
+def reduced_axes(node: Node, axes: Array | None, rank: int) -> list[int] | None:
     """List the axes that a node reduces, sorted: all where it names none, or None if it says so."""
     named = node.get("axes") if axes is None else ints(axes)
     if named:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from campo_onnx.runtime.torch.translation.axes import shifted, slices
 from campo_onnx.runtime.torch.translation.elementwise import div
 from campo_onnx.runtime.torch.translation.indexing import from_front, nd_indices
-from campo_onnx.runtime.torch.translation.node import Node, Row, known, raw
+from campo_onnx.runtime.torch.translation.node import Node, Row, raw, static
 from campo_onnx.runtime.torch.translation.reductions import widened
 from campo_onnx.runtime.torch.translation.values import Array, ints
 
@@ -85,8 +85,8 @@ def dropout_gradient(
 ) -> Tensor:
     """Return the gradient of a dropout: what was kept, scaled."""
     share = 0.5 if ratio is None else ratio.to(gradient.dtype)
-    kept = torch.where(mask, gradient / (1 - share), torch.zeros_like(gradient))
-    return kept if training is None else torch.where(training, kept, gradient)
+    result = torch.where(mask, gradient / (1 - share), torch.zeros_like(gradient))
+    return result if training is None else torch.where(training, result, gradient)
 
 
 def gather_gradient(node: Node, shape: Array, index: Tensor, gradient: Tensor) -> Tensor:
@@ -170,15 +170,15 @@ ROWS = {
     "com.microsoft:BiasGeluGrad_dX": Row(
         lambda node, dy, x, bias: gelu_gradient(widened(dy), widened(x + bias)).to(dy.dtype)
     ),
-    "com.microsoft:BroadcastGradientArgs": known(0, 1)(broadcast_axes),
+    "com.microsoft:BroadcastGradientArgs": static(0, 1)(broadcast_axes),
     "com.microsoft:ConcatTraining": Row(joined),
     "com.microsoft:DivGrad": Row(div_gradient),
     "com.microsoft:DropoutGrad": Row(dropout_gradient),
     "com.microsoft:FastGelu": biased(lambda x: F.gelu(x, approximate="tanh")),
     "com.microsoft:FastGeluGrad": of_values(lambda dy, x: gelu_gradient(dy, x, "tanh")),
-    "com.microsoft:GatherElementsGrad": known(1)(gather_elements_gradient),
-    "com.microsoft:GatherGrad": known(0)(gather_gradient),
-    "com.microsoft:GatherNDGrad": known(0)(gather_nd_gradient),
+    "com.microsoft:GatherElementsGrad": static(1)(gather_elements_gradient),
+    "com.microsoft:GatherGrad": static(0)(gather_gradient),
+    "com.microsoft:GatherNDGrad": static(0)(gather_nd_gradient),
     "com.microsoft:Gelu": Row(lambda node, x: F.gelu(x)),
     "com.microsoft:GeluGrad": of_values(gelu_gradient),
     "com.microsoft:InPlaceAccumulator": Row(lambda node, *inputs: accumulated(node, *inputs)[1]),
@@ -192,7 +192,7 @@ ROWS = {
     "com.microsoft:ReluGrad": Row(lambda node, dy, y: torch.where(y > 0, dy, torch.zeros_like(dy))),
     "com.microsoft:SigmoidGrad": of_values(lambda dy, y: dy * y * (1 - y)),
     "com.microsoft:SinGrad": of_values(lambda dy, x: dy * torch.cos(x)),
-    "com.microsoft:SliceGrad": known(1, 2, 3, 4, 5)(slice_gradient),
+    "com.microsoft:SliceGrad": static(1, 2, 3, 4, 5)(slice_gradient),
     "com.microsoft:SoftmaxGrad": coerced(softmax_gradient),
     "com.microsoft:SoftmaxGrad_13": Row(softmax_gradient),
     "com.microsoft:TanhGrad": of_values(lambda dy, y: dy * (1 - y * y)),

@@ -102,7 +102,7 @@ class Graph:
         return result if isinstance(result, tuple) else (result,)
 
     def _operand(self, node: Node, row: Row, position: int, value: Any) -> Any:
-        if position in row.known:
+        if position in row.static:
             return self._array(node, position, value)
         return value if position in row.either else self.operand(node.inputs[position], value)
 

@@ -12,7 +12,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from campo_onnx.ops.key import OpKey
-from campo_onnx.runtime.torch.translation.axes import axes_given, reshaped, reversed_axes, slices
+from campo_onnx.runtime.torch.translation.axes import reduced_axes, reshaped, reversed_axes, slices
 from campo_onnx.runtime.torch.translation.node import Node
 from campo_onnx.runtime.torch.translation.values import Array, ints, is_known_size
 
@@ -83,7 +83,7 @@ def reduced(function: Callable[..., Any]) -> Callable[..., Array | None]:
     def compute(node: Node, x: Array, axes: Array | None = None) -> Array | None:
         if x.dtype.kind not in "iO":
             return None
-        over = axes_given(node, axes, x.ndim)
+        over = reduced_axes(node, axes, x.ndim)
         if over is None:
             return x
         result = function(x, axis=tuple(over), keepdims=node.flag("keepdims", True))
@@ -105,7 +105,7 @@ def reshape(node: Node, x: Array, shape: Array | None = None) -> Array | None:
 
 def squeeze(node: Node, x: Array, axes: Array | None = None) -> Array:
     """Leave out axes of one element, or those that are named."""
-    over = axes_given(node, axes, x.ndim)
+    over = reduced_axes(node, axes, x.ndim)
     return x.squeeze(None if axes is None and node.get("axes") is None else tuple(over or ()))
 
 
@@ -136,46 +136,43 @@ def _folded(function: Callable[..., Any]) -> Callable[..., Array]:
     return compute
 
 
-HOST: Mapping[OpKey, Callable[..., Array | None]] = MappingProxyType(
-    {
-        OpKey("", op_type): function
-        for op_type, function in {
-            "Abs": _pair(np.abs),
-            "Add": _pair(np.add),
-            "And": _pair(np.logical_and),
-            "Cast": cast,
-            "Ceil": _pair(np.ceil),
-            "Concat": concat,
-            "ConstantOfShape": constant_of_shape,
-            "Div": div,
-            "Equal": _pair(np.equal),
-            "Expand": expand,
-            "Floor": _pair(np.floor),
-            "Gather": gather,
-            "Greater": _pair(np.greater),
-            "GreaterOrEqual": _pair(np.greater_equal),
-            "Identity": _pair(lambda x: x),
-            "Less": _pair(np.less),
-            "LessOrEqual": _pair(np.less_equal),
-            "Max": _folded(np.maximum),
-            "Min": _folded(np.minimum),
-            "Mod": mod,
-            "Mul": _pair(np.multiply),
-            "Neg": _pair(np.negative),
-            "Not": _pair(np.logical_not),
-            "Or": _pair(np.logical_or),
-            "Range": arange,
-            "ReduceMax": reduced(np.max),
-            "ReduceMin": reduced(np.min),
-            "ReduceProd": reduced(np.prod),
-            "ReduceSum": reduced(np.sum),
-            "Reshape": reshape,
-            "Slice": sliced,
-            "Squeeze": squeeze,
-            "Sub": _pair(np.subtract),
-            "Transpose": transposed,
-            "Unsqueeze": unsqueeze,
-            "Where": _pair(np.where),
-        }.items()
-    }
-)
+_FUNCTIONS: Mapping[str, Callable[..., Array | None]] = {
+    "Abs": _pair(np.abs),
+    "Add": _pair(np.add),
+    "And": _pair(np.logical_and),
+    "Cast": cast,
+    "Ceil": _pair(np.ceil),
+    "Concat": concat,
+    "ConstantOfShape": constant_of_shape,
+    "Div": div,
+    "Equal": _pair(np.equal),
+    "Expand": expand,
+    "Floor": _pair(np.floor),
+    "Gather": gather,
+    "Greater": _pair(np.greater),
+    "GreaterOrEqual": _pair(np.greater_equal),
+    "Identity": _pair(lambda x: x),
+    "Less": _pair(np.less),
+    "LessOrEqual": _pair(np.less_equal),
+    "Max": _folded(np.maximum),
+    "Min": _folded(np.minimum),
+    "Mod": mod,
+    "Mul": _pair(np.multiply),
+    "Neg": _pair(np.negative),
+    "Not": _pair(np.logical_not),
+    "Or": _pair(np.logical_or),
+    "Range": arange,
+    "ReduceMax": reduced(np.max),
+    "ReduceMin": reduced(np.min),
+    "ReduceProd": reduced(np.prod),
+    "ReduceSum": reduced(np.sum),
+    "Reshape": reshape,
+    "Slice": sliced,
+    "Squeeze": squeeze,
+    "Sub": _pair(np.subtract),
+    "Transpose": transposed,
+    "Unsqueeze": unsqueeze,
+    "Where": _pair(np.where),
+}
+
+HOST = MappingProxyType({OpKey("", op_type): function for op_type, function in _FUNCTIONS.items()})

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from campo_onnx.runtime.torch.translation.axes import shifted
-from campo_onnx.runtime.torch.translation.node import Node, Row, either, known
+from campo_onnx.runtime.torch.translation.node import Node, Row, either, static
 from campo_onnx.runtime.torch.translation.values import Array, ints, to_tensor
 
 Tensor = torch.Tensor
@@ -82,8 +82,8 @@ def scatter_nd(node: Node, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
     flat = torch.zeros(index.shape[:-1], dtype=torch.int64, device=x.device)
     for axis in range(depth):
         flat = flat * x.shape[axis] + from_front(index[..., axis], x.shape[axis])
-    places = flat.reshape(-1, 1).expand(-1, rows)
-    result = scattered(x.reshape(-1, rows), 0, places, updates.reshape(-1, rows), how)
+    index = flat.reshape(-1, 1).expand(-1, rows)
+    result = scattered(x.reshape(-1, rows), 0, index, updates.reshape(-1, rows), how)
     return result.reshape(x.shape)
 
 
@@ -161,13 +161,13 @@ def non_maximum_suppression(
     for image in range(scores.shape[0]):
         corners = _corners(boxes[image], is_centred=node.flag("center_point_box"))
         for label in range(scores.shape[1]):
-            kept: list[int] = []
+            selected: list[int] = []
             for box in np.argsort(-scores[image, label], kind="stable").tolist():
-                if len(kept) == limit or scores[image, label, box] <= bound:
+                if len(selected) == limit or scores[image, label, box] <= bound:
                     break
-                if all(_overlap(corners[box], corners[other]) <= share for other in kept):
-                    kept.append(box)
-            chosen += [[image, label, box] for box in kept]
+                if all(_overlap(corners[box], corners[other]) <= share for other in selected):
+                    selected.append(box)
+            chosen += [[image, label, box] for box in selected]
     return torch.tensor(chosen, dtype=torch.int64, device=node.device).reshape(-1, 3)
 
 
@@ -191,14 +191,14 @@ ROWS = {
     "Gather": either(1)(gather),
     "GatherElements": Row(gather_elements),
     "GatherND": Row(gather_nd),
-    "NonMaxSuppression": known(0, 1, 2, 3, 4)(non_maximum_suppression),
+    "NonMaxSuppression": static(0, 1, 2, 3, 4)(non_maximum_suppression),
     "NonZero": Row(non_zero),
-    "OneHot": known(1)(one_hot),
+    "OneHot": static(1)(one_hot),
     "Scatter": Row(scatter_elements),
     "ScatterElements": Row(scatter_elements),
     "ScatterND": Row(scatter_nd),
     "TensorScatter": Row(tensor_scatter),
-    "TopK": known(1)(top_k),
+    "TopK": static(1)(top_k),
     "Unique": Row(unique),
     "com.microsoft:GatherND": Row(gather_nd),
 }

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from campo_onnx.runtime.torch.translation.node import Node, Row, known
+from campo_onnx.runtime.torch.translation.node import Node, Row, static
 from campo_onnx.runtime.torch.translation.reductions import widened
 from campo_onnx.runtime.torch.translation.values import Array, dtype_of, ints
 
@@ -121,9 +121,9 @@ ROWS = {
     "SoftmaxCrossEntropyLoss": Row(cross_entropy),
     "SparseSoftmaxCrossEntropy": Row(of_last_axis),
     "SparseSoftmaxCrossEntropyGrad": Row(of_last_axis_gradient),
-    "com.microsoft:NegativeLogLikelihoodLossInternal": known(3)(negative_log_likelihood),
-    "com.microsoft:NegativeLogLikelihoodLossInternal2": known(3)(negative_log_likelihood),
+    "com.microsoft:NegativeLogLikelihoodLossInternal": static(3)(negative_log_likelihood),
+    "com.microsoft:NegativeLogLikelihoodLossInternal2": static(3)(negative_log_likelihood),
     "com.microsoft:SoftmaxCrossEntropyLossGrad": Row(cross_entropy_gradient),
-    "com.microsoft:SoftmaxCrossEntropyLossInternal": known(3)(cross_entropy),
-    "com.microsoft:SoftmaxCrossEntropyLossInternalGrad": known(4)(cross_entropy_gradient),
+    "com.microsoft:SoftmaxCrossEntropyLossInternal": static(3)(cross_entropy),
+    "com.microsoft:SoftmaxCrossEntropyLossInternalGrad": static(4)(cross_entropy_gradient),
 }

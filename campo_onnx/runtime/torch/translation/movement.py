@@ -14,7 +14,7 @@ from campo_onnx.runtime.torch.translation.axes import (
     shifted,
     slices,
 )
-from campo_onnx.runtime.torch.translation.node import Node, Row, known, raw
+from campo_onnx.runtime.torch.translation.node import Node, Row, raw, static
 from campo_onnx.runtime.torch.translation.values import Array, dtype_of, ints, sizes_array, to_tensor
 
 Tensor = torch.Tensor
@@ -203,29 +203,29 @@ def arange(node: Node, start: Array, limit: Array, delta: Array) -> Tensor:
 
 ROWS = {
     "Concat": Row(concat),
-    "ConstantOfShape": known(0)(constant_of_shape),
+    "ConstantOfShape": static(0)(constant_of_shape),
     "DepthToSpace": Row(depth_to_space),
-    "Expand": known(1)(expand),
+    "Expand": static(1)(expand),
     "EyeLike": Row(eye_like),
     "Flatten": Row(flatten),
     "Identity": raw(lambda node, x: x),
-    "Pad": known(1, 2, 3)(pad),
-    "Range": known(0, 1, 2)(arange),
-    "Reshape": known(1)(reshape),
+    "Pad": static(1, 2, 3)(pad),
+    "Range": static(0, 1, 2)(arange),
+    "Reshape": static(1)(reshape),
     "ReverseSequence": Row(reverse_sequence),
     "Shape": raw(shape_of),
     "Size": raw(size_of),
-    "Slice": known(1, 2, 3, 4)(slice_),
+    "Slice": static(1, 2, 3, 4)(slice_),
     "SpaceToDepth": Row(space_to_depth),
-    "Split": known(1)(split),
-    "Squeeze": known(1)(squeeze),
-    "Tile": known(1)(tile),
+    "Split": static(1)(split),
+    "Squeeze": static(1)(squeeze),
+    "Tile": static(1)(tile),
     "Transpose": Row(transpose),
-    "Trilu": known(1)(trilu),
-    "Unsqueeze": known(1)(unsqueeze),
-    "com.microsoft:ExpandDims": known(1)(unsqueeze),
-    "com.microsoft:Pad": known(1, 2, 3)(pad),
-    "com.microsoft:Range": known(0, 1, 2)(arange),
-    "com.microsoft:SplitTraining": known(1)(split),
-    "com.microsoft:Trilu": known(1)(trilu),
+    "Trilu": static(1)(trilu),
+    "Unsqueeze": static(1)(unsqueeze),
+    "com.microsoft:ExpandDims": static(1)(unsqueeze),
+    "com.microsoft:Pad": static(1, 2, 3)(pad),
+    "com.microsoft:Range": static(0, 1, 2)(arange),
+    "com.microsoft:SplitTraining": static(1)(split),
+    "com.microsoft:Trilu": static(1)(trilu),
 }

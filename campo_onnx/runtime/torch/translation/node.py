@@ -57,18 +57,18 @@ Compute = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """How an operator is computed.
+    """Computation of an operator.
 
     `compute` takes the node and its inputs, None for those that are left out, and returns its outputs.
     """
 
     compute: Compute
-    known: frozenset[int] = frozenset()  # positions of inputs that it takes as arrays, known while tracing
+    static: frozenset[int] = frozenset()  # positions of inputs that it takes as arrays, known while tracing
     either: frozenset[int] = frozenset()  # positions of inputs that it takes as arrays where they are known
     takes_scope: bool = False  # whether it takes the tensors around it as well, as bodies need them
 
 
-def known(*positions: int) -> Callable[[Compute], Row]:
+def static(*positions: int) -> Callable[[Compute], Row]:
     """Mark inputs that have to be known while tracing: shapes, axes, pads."""
     return lambda compute: Row(compute, frozenset(positions))
 

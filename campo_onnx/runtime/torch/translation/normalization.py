@@ -187,8 +187,8 @@ def group_norm(node: Node, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
     var, mean = torch.var_mean(wide, [2], correction=0, keepdim=True)
     normal = ((wide - mean) * torch.rsqrt(var + node.get("epsilon", _EPSILON))).reshape(x.shape)
     if node.version < _SCALES_CHANNELS:
-        each = x.shape[1] // groups
-        scale, bias = scale.repeat_interleave(each), bias.repeat_interleave(each)
+        size = x.shape[1] // groups
+        scale, bias = scale.repeat_interleave(size), bias.repeat_interleave(size)
     return affine(normal, by_channel(scale, rank), by_channel(bias, rank)).to(x.dtype)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from campo_onnx.runtime.torch.translation.node import Node, Row, known
+from campo_onnx.runtime.torch.translation.node import Node, Row, static
 from campo_onnx.runtime.torch.translation.reductions import farthest, widened
 from campo_onnx.runtime.torch.translation.values import Array, ints
 from campo_onnx.runtime.torch.translation.windows import Window, window_of
@@ -95,8 +95,8 @@ def _places_inside(
     """Count places in a padded image as those in the image."""
     inside = torch.zeros_like(places)
     for axis in range(len(sizes)):
-        rest = math.prod(padded[axis + 1 :])
-        inside = inside * sizes[axis] + (places // rest % padded[axis] - begin[axis])
+        step = math.prod(padded[axis + 1 :])
+        inside = inside * sizes[axis] + (places // step % padded[axis] - begin[axis])
     return inside
 
 
@@ -104,8 +104,8 @@ def _column_major(places: Tensor, sizes: Sequence[Any]) -> Tensor:
     """Count places with the first axis of space as the fastest."""
     result = torch.zeros_like(places)
     for axis in reversed(range(len(sizes))):
-        rest = math.prod(sizes[axis + 1 :])
-        result = result * sizes[axis] + places // rest % sizes[axis]
+        step = math.prod(sizes[axis + 1 :])
+        result = result * sizes[axis] + places // step % sizes[axis]
     return result
 
 
@@ -239,9 +239,9 @@ def col2im(node: Node, x: Tensor, image: Array, block: Array) -> Tensor:
 
 
 ROWS = {
-    "AffineGrid": known(1)(affine_grid),
+    "AffineGrid": static(1)(affine_grid),
     "AveragePool": Row(average_pool),
-    "Col2Im": known(1, 2)(col2im),
+    "Col2Im": static(1, 2)(col2im),
     "GlobalAveragePool": Row(lambda node, x: x.mean(_space(x), keepdim=True)),
     "GlobalLpPool": Row(global_lp_pool),
     "GlobalMaxPool": Row(lambda node, x: x.amax(_space(x), keepdim=True)),
@@ -249,6 +249,6 @@ ROWS = {
     "LRN": Row(lrn),
     "LpPool": Row(lp_pool),
     "MaxPool": Row(max_pool),
-    "MaxUnpool": known(2)(max_unpool),
+    "MaxUnpool": static(2)(max_unpool),
     "com.microsoft:GridSample": Row(grid_sample),
 }

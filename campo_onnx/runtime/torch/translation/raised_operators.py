@@ -5,7 +5,7 @@ import math
 import torch
 
 from campo_onnx.runtime.torch.translation.axes import reshaped
-from campo_onnx.runtime.torch.translation.node import Node, Row, known
+from campo_onnx.runtime.torch.translation.node import Node, Row, static
 from campo_onnx.runtime.torch.translation.pooling import fits_torch
 from campo_onnx.runtime.torch.translation.raising import MAX_POOL_GRADIENT, WEIGHT_GRADIENT
 from campo_onnx.runtime.torch.translation.values import Array
@@ -110,5 +110,5 @@ def max_pool_gradient(
 
 ROWS = {
     MAX_POOL_GRADIENT.label: Row(max_pool_gradient),
-    WEIGHT_GRADIENT.label: known(2)(weight_gradient),
+    WEIGHT_GRADIENT.label: static(2)(weight_gradient),
 }

@@ -85,13 +85,13 @@ def raised(graph: GraphProto) -> None:
 def _still_read(nodes: list[NodeProto], graph: GraphProto) -> Iterator[NodeProto]:
     """Leave out what was computed only for nodes that are gone."""
     needed = {value.name for value in graph.output}
-    kept = []
+    left = []
     for node in reversed(nodes):
         if needed.isdisjoint(node.output):
             continue
         needed.update((*node.input, *outer_reads(node)))
-        kept.append(node)
-    return reversed(kept)
+        left.append(node)
+    return reversed(left)
 
 
 def _is_reshape(node: NodeProto) -> bool:
@@ -139,10 +139,10 @@ def _max_pool_of(place: str, readers: _Readers) -> tuple[NodeProto, dict[str, An
 
 def _scattered(node: NodeProto, readers: _Readers) -> NodeProto | None:
     settings = attributes_of(node)
-    found = _max_pool_of(node.input[1], readers)
-    if found is None or settings.get("axis", 0) != 0 or not readers.is_zero(node.input[0]):
+    match = _max_pool_of(node.input[1], readers)
+    if match is None or settings.get("axis", 0) != 0 or not readers.is_zero(node.input[0]):
         return None
-    pool, window = found
+    pool, window = match
     how = settings.get("reduction", "none")
     if how != "add" and not (how == "none" and _are_apart(window)):
         return None
@@ -158,10 +158,10 @@ def _are_apart(window: Mapping[str, Any]) -> bool:
 
 
 def _of_runtime(node: NodeProto, readers: _Readers) -> NodeProto | None:
-    found = _max_pool_of(node.input[1], readers)
-    if found is None:
+    match = _max_pool_of(node.input[1], readers)
+    if match is None:
         return None
-    pool, window = found
+    pool, window = match
     return _node(MAX_POOL_GRADIENT, node, [node.input[0], pool.input[0], node.input[1], ""], window)
 
 

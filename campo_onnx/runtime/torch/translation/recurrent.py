@@ -47,8 +47,8 @@ def _activations(node: Node, defaults: Sequence[str], directions: int) -> list[l
         )
         for name in names
     ]
-    each = len(defaults)
-    return [functions[first : first + each] for first in range(0, len(functions), each)]
+    size = len(defaults)
+    return [functions[first : first + size] for first in range(0, len(functions), size)]
 
 
 class _Weights:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from campo_onnx.runtime.torch.translation.axes import axes_given, shifted
-from campo_onnx.runtime.torch.translation.node import Compute, Node, Row, known
+from campo_onnx.runtime.torch.translation.axes import reduced_axes, shifted
+from campo_onnx.runtime.torch.translation.node import Compute, Node, Row, static
 from campo_onnx.runtime.torch.translation.values import Array, ints
 
 Tensor = torch.Tensor
@@ -22,11 +22,11 @@ def reduction(function: Callable[[Tensor, list[int], bool], Tensor]) -> Row:
     """Make the row of a reduction; its result has the type of its input."""
 
     def compute(node: Node, x: Tensor, axes: Array | None = None) -> Tensor:
-        over = axes_given(node, axes, x.dim())
+        over = reduced_axes(node, axes, x.dim())
         result = function(widened(x), [] if over is None else over, node.flag("keepdims", True))
         return result.to(x.dtype)
 
-    return known(1)(compute)
+    return static(1)(compute)
 
 
 def total(x: Tensor, axes: Sequence[int], keepdims: bool) -> Tensor:
@@ -121,8 +121,8 @@ def running(function: Compute, neutral: int) -> Compute:
 ROWS = {
     "ArgMax": arg(torch.argmax),
     "ArgMin": arg(torch.argmin),
-    "CumProd": known(1)(running(torch.cumprod, 1)),
-    "CumSum": known(1)(running(torch.cumsum, 0)),
+    "CumProd": static(1)(running(torch.cumprod, 1)),
+    "CumSum": static(1)(running(torch.cumsum, 0)),
     "ReduceL1": reduction(lambda x, axes, keepdims: total(x.abs(), axes, keepdims)),
     "ReduceL2": reduction(norm),
     "ReduceLogSum": reduction(lambda x, axes, keepdims: _log(total(x, axes, keepdims))),

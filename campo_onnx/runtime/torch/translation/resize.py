@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from campo_onnx.runtime.torch.translation.axes import shifted
-from campo_onnx.runtime.torch.translation.node import Node, known
+from campo_onnx.runtime.torch.translation.node import Node, static
 from campo_onnx.runtime.torch.translation.reductions import widened
 from campo_onnx.runtime.torch.translation.values import Array, ints, to_tensor
 
@@ -71,7 +71,7 @@ def _axes(
     rank = len(shape)
     places = [shifted(axis, rank) for axis in node.get("axes", list(range(rank)))]
     lengths = [shape[place] for place in places]
-    given = node.get("scales") if scales is None else scales.reshape(-1).tolist()
+    factors = node.get("scales") if scales is None else scales.reshape(-1).tolist()
     if sizes is not None and sizes.size:
         results = ints(sizes)
         by = [r / n for r, n in zip(results, lengths, strict=True)]
@@ -80,7 +80,7 @@ def _axes(
             by = [min(by) if policy == "not_larger" else max(by)] * len(by)
             results = [math.floor(n * by[0] + 0.5) for n in lengths]
     else:
-        by = list(given)
+        by = list(factors)
         results = [math.floor(n * s) for n, s in zip(lengths, by, strict=True)]
     count = len(places)
     region = [0.0] * count + [1.0] * count if roi is None or not roi.size else roi.reshape(-1).tolist()
@@ -167,4 +167,4 @@ def _weights(distances: Array, mode: str, sharpness: float) -> Array:
     return np.where(d <= 1, near, np.where(d < 2, far, 0))
 
 
-ROWS = {"Resize": known(1, 2, 3)(resize), "Upsample": known(1)(resize)}
+ROWS = {"Resize": static(1, 2, 3)(resize), "Upsample": static(1)(resize)}

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from campo_onnx.runtime.torch.translation.axes import shifted
-from campo_onnx.runtime.torch.translation.node import EVERY, Node, Row, known, raw
+from campo_onnx.runtime.torch.translation.node import EVERY, Node, Row, raw, static
 from campo_onnx.runtime.torch.translation.values import Array, ints, to_tensor
 
 Tensor = torch.Tensor
@@ -59,12 +59,12 @@ ROWS = {
     "Optional": raw(lambda node, value=None: (value,)),
     "OptionalGetElement": raw(element),
     "OptionalHasElement": raw(lambda node, value=None: np.array(value is not None)),
-    "SequenceAt": known(1)(lambda node, sequence, place: sequence[ints(place)[0]]),
+    "SequenceAt": static(1)(lambda node, sequence, place: sequence[ints(place)[0]]),
     "SequenceConstruct": Row(lambda node, *tensors: (list(tensors),)),
     "SequenceEmpty": Row(lambda node: ([],)),
-    "SequenceErase": known(1)(erase),
-    "SequenceInsert": known(2)(insert),
+    "SequenceErase": static(1)(erase),
+    "SequenceInsert": static(2)(insert),
     "SequenceLength": Row(lambda node, sequence: np.array(len(sequence), np.int64)),
     "SequenceMap": Row(mapped, either=EVERY, takes_scope=True),
-    "SplitToSequence": known(1)(split),
+    "SplitToSequence": static(1)(split),
 }

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from campo_onnx.runtime.torch.translation.axes import shifted
-from campo_onnx.runtime.torch.translation.node import Node, known
+from campo_onnx.runtime.torch.translation.node import Node, static
 from campo_onnx.runtime.torch.translation.values import Array, ints
 
 Tensor = torch.Tensor
@@ -52,6 +52,6 @@ def stft(
 
 
 ROWS = {
-    "DFT": known(1, 2)(dft),
-    "STFT": known(1, 3)(stft),
+    "DFT": static(1, 2)(dft),
+    "STFT": static(1, 3)(stft),
 }
