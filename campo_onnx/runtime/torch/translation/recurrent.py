@@ -55,7 +55,10 @@ class _Weights:
     """Weights of one direction."""
 
     def __init__(self, node: Node, tensors: Sequence[Tensor | None], direction: int, gates: int) -> None:
-        self.weight, self.recurrence, bias, peephole = (None if t is None else t[direction] for t in tensors)
+        weight, recurrence, bias, peephole = (None if t is None else t[direction] for t in tensors)
+        assert weight is not None  # these two are not optional
+        assert recurrence is not None
+        self.weight, self.recurrence = weight, recurrence
         size = self.recurrence.shape[-1]
         self.size, self.bound = size, node.get("clip")
         half = gates * size
