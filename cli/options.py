@@ -115,7 +115,7 @@ PrecisionOption = Annotated[
         metavar="|".join(precision.value for precision in low_precisions()),
         parser=_low_precision,
         autocompletion=completing(precisions),
-        help="The low precision. By default FP16; BF16 where the runtime computes in no FP16.",
+        help="The low precision. By default FP16; BF16 in openvino and torch.",
     ),
 ]
 PrecisionOrAutoOption = Annotated[
@@ -126,7 +126,7 @@ PrecisionOrAutoOption = Annotated[
         metavar="|".join([*(precision.value for precision in low_precisions()), AUTO]),
         parser=lambda text: AUTO if text == AUTO else _low_precision(text),
         autocompletion=completing(lambda: (*precisions(), AUTO)),
-        help="The low precision; by default FP16, or BF16 where the runtime computes in no FP16. `auto` "
+        help="The low precision; by default FP16, or BF16 in openvino and torch. `auto` "
         "plans in each that the device computes in: BF16 where the graph does not scale its loss, else the "
         "faster one.",
     ),

@@ -57,6 +57,7 @@ HOMES = {
         "campo_onnx.export.torch",
         "campo_onnx.integrations",
         "campo_onnx.runtime.onnxruntime.kineto",
+        "campo_onnx.runtime.torch",
     ),
     "jax": ("campo_onnx.export.jax",),
 }
@@ -177,7 +178,7 @@ NAMES_PROCESSORS = {
     "campo_onnx.hardware.hardware",
     "cli.completion",
 }
-SPEAK_OF_TORCH = ("campo_onnx.export.torch", "campo_onnx.integrations")
+SPEAK_OF_TORCH = ("campo_onnx.export.torch", "campo_onnx.integrations", "campo_onnx.runtime.torch")
 
 
 def processors_named(source: str) -> bool:

@@ -12,6 +12,7 @@ from campo_onnx.errors import DeviceUnavailableError, UsageError
 from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.nvml import GpuMeter
 from campo_onnx.runtime.onnxruntime.ncu import TENSOR_PIPE, count
+from campo_onnx.runtime.registry import runtime_called
 from campo_onnx.runtime.timing import Step
 
 BLOCKS = 6
@@ -139,6 +140,12 @@ def with_tensor_pipe(
     """
     if not result.machine.is_gpu:
         raise UsageError("a CPU has no tensor cores", remedy="Leave --tensor-cores out.")
+    if not runtime_called(result.machine.runtime).capabilities.runs_each_node:
+        raise UsageError(
+            f"the use of tensor cores is not measured in {result.machine.runtime}",
+            why="the step whose counters are read is run by ONNX Runtime",
+            remedy="Leave --tensor-cores out.",
+        )
     ran = [(row.name, file) for row, file in zip(result.rows, files, strict=True) if not row.failure]
     try:
         counted = count([file for _, file in ran], metrics=[TENSOR_PIPE], dims=dims)

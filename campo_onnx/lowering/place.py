@@ -11,7 +11,7 @@ from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature, make_signature
 from campo_onnx.runtime.api import Support
-from campo_onnx.runtime.machine import CPU, DEFAULT, Machine
+from campo_onnx.runtime.machine import CPU, Machine
 from campo_onnx.targets.detect import target_or_any_gpu
 from campo_onnx.targets.target import Target, target
 
@@ -80,7 +80,7 @@ class Place:
     def operators(self) -> Form:
         """The operators that passes may write beside those of the standard."""
         runtime = self.target.runtime
-        if runtime.name != DEFAULT:
+        if not runtime.capabilities.own_operators:
             return "standard"
         return target_here(self.target.hardware.processor, runtime.installed)
 

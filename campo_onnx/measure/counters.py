@@ -14,6 +14,7 @@ from campo_onnx.ops.facts import work_of
 from campo_onnx.ops.signature import Signature
 from campo_onnx.ops.work import HOST_ONLY
 from campo_onnx.runtime.onnxruntime.ncu import DURATION, METRICS, count
+from campo_onnx.runtime.registry import runtime_called
 
 COUNTERS = tuple(metric for metric in METRICS if metric != DURATION)
 """Names of the counters. The time they were read under is none of them: replaying makes it longer."""
@@ -39,6 +40,9 @@ def counters_of(signatures: Iterable[Signature], timer: NodeTimer, read: Count =
     """Look counters up, and read those that are missing."""
     if not timer.machine.is_gpu:
         return Counted(by_key={}, refusal="only CUDA devices have hardware counters that can be read")
+    if not runtime_called(timer.machine.runtime).capabilities.runs_each_node:
+        why = f"hardware counters are read of nodes, and {timer.machine.runtime} runs several as one kernel"
+        return Counted(by_key={}, refusal=why)
     by_key: dict[str, Mapping[str, float]] = {}
     missing: dict[str, Signature] = {}
     for signature in signatures:

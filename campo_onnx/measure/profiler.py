@@ -81,7 +81,8 @@ def take_profile(
         traced = _trace_host(imported, feeds, timer, target, steps, on_progress)
     else:
         traced = Traced(how=MeasuredBy.KERNEL_TRACE, step_us=_step_us(imported, feeds, timer, steps))
-        if kernel_trace and timer.machine.is_gpu:
+        # Kernels are joined to nodes by when these are launched, one after the other.
+        if kernel_trace and timer.machine.is_gpu and runtime.capabilities.runs_each_node:
             traced = trace_kernels(imported, feeds, timer, signatures, traced.step_us, steps=steps)
     own = [(n, s) for n, s in signatures.items() if s is not None and view.node[n].op != CONSTANT]
     missing = {signature.key: signature for name, signature in own if name not in traced.nodes}

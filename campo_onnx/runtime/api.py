@@ -50,6 +50,16 @@ class Capabilities:
     takes_any_size: bool = True  # whether a program runs graphs whose inputs change their sizes
     # whether each node is executed by itself; else kernels compute several, and some nodes are never executed
     runs_each_node: bool = True
+    takes_gpu_addresses: bool = False  # whether that memory may be a GPU's
+    usual_precision: Precision | None = None  # taken where the user names none; None: the first not refused
+    # whether the result of each node is rounded to its type; else some stay in FP32 within a kernel
+    rounds_as_written: bool = True
+    # whether graphs may have operators of its own, beside those of the standard
+    own_operators: bool = False
+    # whether it runs convolutions and their gradients as the portable form has them; else the form is chosen
+    convolves_portable: bool = False
+    # whether it is taken where nobody names a runtime
+    is_chosen_unasked: bool = True
     # low precisions in which nothing may be planned for it, each with the reason
     refused_precisions: tuple[tuple[Precision, str], ...] = ()
 
@@ -153,7 +163,10 @@ class Program(Protocol):
 
     @property
     def note(self) -> str:
-        """Say which nodes run elsewhere than on the processor asked for; empty if all run there."""
+        """Say what runs otherwise than asked: nodes on another processor, or a graph that is not compiled.
+
+        Empty if nothing does.
+        """
 
     def bound(self, reads: Mapping[str, Tensor], writes: Mapping[str, Tensor]) -> Step:
         """Bind every input, and outputs, by their names in the ONNX graph; return what runs one step.

@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
@@ -37,9 +37,16 @@ _WHOLE = frozenset({TensorProto.INT64, TensorProto.UINT64, TensorProto.UINT32})
 
 
 def runtimes_on_cpu() -> tuple[Runtime, ...]:
-    """List the installed runtimes that run graphs on a CPU in its caller's memory, the default first."""
-    others = (r for r in runtimes() if r.name != DEFAULT and r.capabilities.takes_addresses)
+    """List the installed runtimes that run graphs on a CPU in its caller's memory, the default first.
+
+    PyTorch's compiler is none of them yet: it takes part once whole steps of it are measured here.
+    """
+    others = (r for r in _further() if CPU in r.processors and r.capabilities.takes_addresses)
     return (runtime_called(DEFAULT), *(r for r in others if not r.problem(CPU)))
+
+
+def _further() -> Iterator[Runtime]:
+    return (r for r in runtimes() if r.name != DEFAULT and r.capabilities.is_chosen_unasked)
 
 
 def needs_default(view: GraphView) -> bool:

@@ -1,5 +1,6 @@
 """Memory of tensors on the host, which runtimes read and write in place; several may share it, in slices."""
 
+import ctypes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -115,6 +116,16 @@ def _too_large(shape: Sequence[int]) -> UnsupportedModelError:
         f"a tensor of shape {list(shape)} fits into no memory",
         remedy="Export the step for a batch of the size that is trained with.",
     )
+
+
+def memory_at(address: int, dtype: int, shape: Sequence[int]) -> NDArray[Any]:
+    """Take memory that somebody else owns as an array, without copying it."""
+    kind = numpy_type(dtype)
+    nbytes = math.prod(shape) * kind.itemsize
+    if not nbytes:
+        return np.empty(tuple(shape), kind)
+    memory: NDArray[Any] = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
+    return memory.view(kind).reshape(tuple(shape))
 
 
 def has_fixed_size(dtype: int) -> bool:

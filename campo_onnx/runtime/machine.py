@@ -13,7 +13,7 @@ CPU, CUDA = PROCESSORS[:2]
 DEFAULT = "onnxruntime"
 """The runtime that graphs are run by unless told otherwise."""
 
-_TITLES = {DEFAULT: "ONNX Runtime", "openvino": "OpenVINO"}
+_TITLES = {DEFAULT: "ONNX Runtime", "openvino": "OpenVINO", "torch": "PyTorch"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,21 +59,26 @@ def processor_for(wanted: str, runtime: str = AUTO) -> str:
             remedy="Take predictions: --costs datasheet.",
         )
     if wanted == CUDA and (why := chosen.problem(CUDA)):
-        raise DeviceUnavailableError(
-            "the CUDA provider cannot be used"
-            if chosen.name == DEFAULT
-            else f"{chosen.name} cannot use CUDA",
-            why=why,
-            remedy="Install onnxruntime-gpu and CUDA's and cuDNN's libraries (pip's or PyTorch's), or choose "
-            "--device cpu.",
-        )
+        if chosen.name == DEFAULT:
+            raise DeviceUnavailableError(
+                "the CUDA provider cannot be used",
+                why=why,
+                remedy="Install onnxruntime-gpu and CUDA's and cuDNN's libraries (pip's or PyTorch's), or "
+                "choose --device cpu.",
+            )
+        raise DeviceUnavailableError(f"{chosen.name} cannot use CUDA", why=why, remedy="Choose --device cpu.")
     return wanted
 
 
 def default_precision(runtime: str = AUTO) -> Precision:
-    """Choose the low precision of a runtime where the user names none: the first that it does not refuse."""
+    """Choose the low precision of a runtime where the user names none.
+
+    It is its own usual one, or the first that it does not refuse.
+    """
     capabilities = runtime_called(runtime).capabilities
-    return next(low for low in low_precisions() if not capabilities.refusal(low))
+    return capabilities.usual_precision or next(
+        low for low in low_precisions() if not capabilities.refusal(low)
+    )
 
 
 def check_precision(precision: Precision, runtime: str = AUTO) -> None:

@@ -10,7 +10,7 @@ from campo_onnx.hardware.processor import UNITS, this_processor
 from campo_onnx.ops.precision import low_precisions
 from campo_onnx.runtime.api import Capabilities
 from campo_onnx.runtime.gpu import visible_gpu
-from campo_onnx.runtime.machine import CPU, CUDA, DEFAULT, Machine, cores, cpu_name
+from campo_onnx.runtime.machine import CPU, CUDA, Machine, cores, cpu_name
 from campo_onnx.runtime.registry import AUTO, machine, processor_for, runtime_called, runtimes, runtimes_for
 from campo_onnx.targets.target import Target
 
@@ -28,7 +28,7 @@ def resolve_target(name: str, runtime: str = AUTO) -> tuple[Target, str]:
     is no device, or no runtime, of that name.
     """
     chosen = runtime_called(runtime)
-    if name == AUTO and chosen.name != DEFAULT and chosen.problem(CUDA):
+    if name == AUTO and chosen.capabilities.has_low_cpu_kernels and chosen.problem(CUDA):
         here = this_cpu(chosen.name)
         where = f"where {chosen.name} runs"
         if here.name in ROUGH_CPUS:
@@ -59,8 +59,10 @@ def this_cpu(runtime: str, threads: int = 0) -> Target:
 def cpu_with_low_precision() -> Target | None:
     """Find this machine's CPU with an installed runtime that computes in a low precision on it."""
     for runtime in runtimes_for(CPU):
+        if not runtime.capabilities.is_chosen_unasked or runtime.problem(CPU):
+            continue
         here = this_cpu(runtime.name)
-        if not runtime.problem(CPU) and any(map(here.computes_in, low_precisions())):
+        if any(map(here.computes_in, low_precisions())):
             return here
     return None
 

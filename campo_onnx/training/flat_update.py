@@ -18,8 +18,8 @@ from campo_onnx.errors import ModelError
 from campo_onnx.export.optimizers import LAMB, Optimizer
 from campo_onnx.export.update_equations import update_numbers
 from campo_onnx.runtime.api import LoadSettings, Program, Tensor
-from campo_onnx.runtime.machine import CPU, CUDA, DEFAULT, Machine
-from campo_onnx.runtime.registry import load, tensor
+from campo_onnx.runtime.machine import CPU, CUDA, Machine
+from campo_onnx.runtime.registry import load, runtime_called, tensor
 from campo_onnx.runtime.timing import Step
 from campo_onnx.step import naming as step_naming
 from campo_onnx.training import updates
@@ -123,8 +123,8 @@ class FlatUpdate:
         self.count = 0
         self._update, self._layout, self._machine = update, layout, machine
         self._is_torn = False
-        is_default = machine.runtime == DEFAULT
-        self._target: ExportTarget = target_here(machine.provider, machine.ort) if is_default else "standard"
+        may_differ = runtime_called(machine.runtime).capabilities.own_operators
+        self._target: ExportTarget = target_here(machine.provider, machine.ort) if may_differ else "standard"
         self.weights, self.gradients = self._flat(), self._flat()
         self._slots = {slot: self._flat() for slot in update.slots}
         self._average = None if update.average_decay is None else self._flat()

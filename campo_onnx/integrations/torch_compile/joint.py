@@ -35,7 +35,7 @@ from campo_onnx.integrations.torch_compile.tracing import decompositions
 from campo_onnx.ir.sizes.any_size import AnySize, Example
 from campo_onnx.ir.sizes.formulas import Sizes
 from campo_onnx.runtime.machine import DEFAULT
-from campo_onnx.runtime.registry import AUTO
+from campo_onnx.runtime.registry import AUTO, runtime_called
 
 _MOST_RESIZED = 512
 """Of a graph that runs at any size; another set of sizes takes milliseconds, and a hundred kilobytes."""
@@ -93,7 +93,8 @@ class JointGraph:
         if self._learner.holds_at(sizes, model) and (step := self._resized(sizes, newest)) is not None:
             return self._added(step, sizes, newest), newest
         step = self._compiled(sizes, model)
-        if self.is_dynamic and (self._settings.runtime == AUTO or step.planned.runtime == DEFAULT):
+        takes_any_size = runtime_called(step.planned.runtime).capabilities.takes_any_size
+        if self.is_dynamic and (self._settings.runtime == AUTO or takes_any_size):
             self._learner.learn(Example(sizes, model()))
         return self._added(step, sizes, -1), -1
 

@@ -99,7 +99,7 @@ def plan_graph(
         fp32 = form_once(fp32, options, settings.folder)
     plan, mixed = planned_once(fp32, options, settings.folder)
     mixed = _without_handover(mixed)
-    if plan.low_nodes and provider == CPU and runtime == DEFAULT:
+    if plan.low_nodes and provider == CPU and not runtime_called(runtime).capabilities.has_low_cpu_kernels:
         mixed = emulate(mixed)
     planned = Planned(plan=plan, imported=import_model(mixed, any_type=True), runtime=runtime)
     if runtime != DEFAULT:

@@ -87,10 +87,10 @@ class Settings:
             raise DeviceUnavailableError(f"{chosen.name} cannot be used", why=problem)
         if self._named_low is not None:
             check_precision(self._named_low, chosen.name)
-        if chosen.name != DEFAULT and not self._is_of_a_cpu:
+        if not chosen.capabilities.takes_gpu_addresses and not self._is_of_a_cpu:
             raise UsageError(
                 f"runtime is {chosen.name!r} and device {self.device!r}",
-                why=f"{chosen.name} runs plans for CPUs",
+                why=f"{chosen.name} runs plans for CPUs here",
                 remedy='Leave device at "auto", or name a CPU (campo-onnx devices lists them).',
             )
 
@@ -112,7 +112,7 @@ class Settings:
         return tuple(
             runtime.name
             for runtime in runtimes_on_cpu()
-            if runtime.name == DEFAULT or low is None or not runtime.capabilities.refusal(low)
+            if low is None or not runtime.capabilities.refusal(low)
         )
 
     @property

@@ -136,7 +136,8 @@ def _target(user: "TorchStep", runtime: str, threads: int) -> tuple[Machine, Tar
     """Find the runtime and the device that our steps run on: the processor that the module is on."""
     processor = CUDA if user.is_on_gpu else CPU
     if runtime == AUTO:
-        usable = [one.name for one in runtimes() if not one.problem(processor)]
+        unasked = (one for one in runtimes() if one.capabilities.is_chosen_unasked)
+        usable = [one.name for one in unasked if not one.problem(processor)]
         computing = (name for name in usable if computes_low(_planned_for(processor, name)))
         runtime = next(computing, DEFAULT)
     return machine(processor, threads, runtime), _planned_for(processor, runtime)

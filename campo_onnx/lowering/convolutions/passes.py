@@ -49,9 +49,12 @@ from campo_onnx.targets.target import Target
 def convolutions(imported: Imported, place: Place) -> onnx.ModelProto:
     """Write each convolution, and each gradient of one, in the form that is predicted to be fastest.
 
-    For a GPU, which has kernels for the others, gradients of weights only.
+    For a GPU, which has kernels for the others, gradients of weights only. For a runtime that runs the
+    portable form by kernels of its own, none.
     """
     device = place.target
+    if device.runtime.capabilities.convolves_portable:
+        return imported.model
     rules: dict[str, Rule] = {"Conv": partial(_convolution, device)}
     if not device.hardware.is_gpu:
         rules["ConvTranspose"] = partial(_transposed, device)

@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 _CAPABILITIES = Capabilities(
     captures=True,
     takes_addresses=True,
+    takes_gpu_addresses=True,
     traces_nodes=True,
     fuses_casts=False,
     has_low_cpu_kernels=False,  # it runs FP32 kernels between Casts
     multiplies_in_tf32=True,  # use_tf32 of its CUDA provider is on
     keeps_nan=True,
+    own_operators=True,
 )
 
 

@@ -1,7 +1,5 @@
 """Requests that read and write memory which somebody else owns: nothing is copied on the way in or out."""
 
-import ctypes
-import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,6 +11,7 @@ from onnx import TensorProto
 
 from campo_onnx.errors import ModelError, UnsupportedModelError
 from campo_onnx.runtime.api import Place
+from campo_onnx.runtime.host_tensor import memory_at
 from campo_onnx.runtime.machine import CPU
 from campo_onnx.runtime.openvino.installed import ov
 
@@ -97,15 +96,6 @@ class _Port:
         if address not in self._tensors:
             if len(self._tensors) >= _REMEMBERED:
                 self._tensors.pop(next(iter(self._tensors)))
-            self._tensors[address] = as_openvino(_memory_at(address, self._place))
+            self._tensors[address] = as_openvino(memory_at(address, self._place.dtype, self._place.shape))
         self._set(self._position, self._tensors[address])
         self._address = address
-
-
-def _memory_at(address: int, place: Place) -> NDArray[Any]:
-    kind = onnx.helper.tensor_dtype_to_np_dtype(place.dtype)
-    nbytes = math.prod(place.shape) * kind.itemsize
-    if not nbytes:
-        return np.empty(place.shape, kind)
-    memory: NDArray[Any] = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
-    return memory.view(kind).reshape(place.shape)

@@ -31,6 +31,7 @@ _CAPABILITIES = Capabilities(
     indexes_pools_slowly=True,
     takes_any_size=False,
     runs_each_node=False,
+    rounds_as_written=False,
     refused_precisions=(
         (
             Precision.FP16,
