@@ -15,6 +15,7 @@ from typing import Self
 import platformdirs
 
 from campo_onnx.errors import CampoError, UsageError
+from campo_onnx.files.signals import uninterrupted
 
 MIB = 2**20
 
@@ -95,9 +96,14 @@ def replacing_all(
             for written, final in moves:
                 current = final
                 _flush(written)
-            for written, final in moves:
-                current = final
-                os.replace(written, final)
+
+            def move() -> None:
+                nonlocal current
+                for written, final in moves:
+                    current = final
+                    os.replace(written, final)
+
+            uninterrupted(move)
     except failures as error:
         raise UsageError(f"{title or current} cannot be written", why=cause(error), remedy=remedy) from error
 
