@@ -1,5 +1,6 @@
 """Files: written whole or not at all, read up to a limit, and the folders of this user."""
 
+import errno
 import glob
 import os
 import platform
@@ -25,6 +26,7 @@ READ_LIMIT_BYTES = 256 * MIB
 _APP = "campo-onnx"
 _SCRATCH = f".{_APP}-"
 _TEMPORARY = f"{_APP}-"
+_DISK = (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EROFS, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 
 class Closing(ABC):
@@ -142,6 +144,7 @@ def temporary_folder() -> Iterator[Path]:
 
     Raises UsageError if there is no place for one, or a file in it cannot be written or read.
     """
+    place = None
     try:
         place = Path(tempfile.gettempdir())
         _remove_leftovers(place, _TEMPORARY)
@@ -150,11 +153,20 @@ def temporary_folder() -> Iterator[Path]:
         ) as folder:
             yield Path(folder)
     except OSError as error:
+        if place is not None and not _is_about(error, place):
+            raise
         raise UsageError(
             "a temporary file cannot be written or read",
             why=error.strerror or str(error),
             remedy="Free the disk, or let TMPDIR name a folder on another one.",
         ) from error
+
+
+def _is_about(error: OSError, folder: Path) -> bool:
+    """Say whether an error is about files in a folder: a full disk is told without a name."""
+    if isinstance(error.filename, str | bytes):
+        return Path(os.fsdecode(error.filename)).is_relative_to(folder)
+    return error.errno in _DISK
 
 
 def _remove_leftovers(folder: Path, prefix: str = _SCRATCH) -> None:

@@ -6,10 +6,19 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 _T = TypeVar("_T")
 _SIGNALS = tuple(int(number) for number in signal.valid_signals())
+
+
+class Terminated(SystemExit):
+    """SIGTERM as an exception: files that are half-written are removed. By default it ends the process."""
+
+
+def terminate(number: int, _: FrameType | None) -> NoReturn:
+    """Handle SIGTERM."""
+    raise Terminated(128 + number)
 
 
 def uninterrupted(work: Callable[[], _T]) -> _T:
