@@ -137,7 +137,7 @@ def make():
 
 
 @pytest.mark.parametrize(
-    "last", ["", "sys.stdout.close()", "sys.stdout = open(os.devnull, 'w')", "os.close(1)"]
+    "last", ["", "sys.stdout = None", "sys.stdout = open(os.devnull, 'w')", "os.close(1)"]
 )
 def test_stdout_has_the_document_alone(tmp_path, last):
     written(
