@@ -44,6 +44,20 @@ def is_foreign(error: Exception) -> bool:
     return isinstance(error, OSError | MemoryError) or kind.__module__.partition(".")[0] not in _LIBRARIES
 
 
+def message_of(error: BaseException) -> str:
+    """Return what an error of code that is not ours says; an empty text if it cannot say it.
+
+    Examples
+    --------
+    >>> message_of(ValueError(" no such axis "))
+    'no such axis'
+    """
+    try:
+        return str(error).strip()
+    except Exception:  # of its own `__str__`
+        return ""
+
+
 class CampoError(Exception):
     """Base of every error that is the input's or the machine's, not ours.
 

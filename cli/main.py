@@ -11,6 +11,7 @@ import typer
 
 from campo_onnx.errors import CampoError, InternalError, UsageError
 from campo_onnx.files import cache_folder
+from campo_onnx.files.signals import terminate
 
 from .commands import HELP, Commands
 from .render.console import (
@@ -21,6 +22,7 @@ from .render.console import (
     print_error,
     print_error_document,
     print_traceback,
+    results,
 )
 
 TRACEBACK_VARIABLE = "CAMPO_ONNX_TRACEBACK"
@@ -92,14 +94,13 @@ def _check_working_folder() -> None:
 
 def run() -> None:
     """Run the program; an error is one message and the documented exit code."""
-    # By default SIGTERM ends the process at once; as an exception it lets half-written files be removed.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, terminate)
     gc.set_threshold(*_COLLECTING)
     os.environ.setdefault("MPLCONFIGDIR", str(cache_folder() / "matplotlib"))  # its list of fonts
     prepare_streams()
     try:
         code = app(prog_name="campo-onnx", standalone_mode=False)
-        sys.stdout.flush()
+        results().flush()
     except InternalError as error:
         _leave_with_bug(error)
     except CampoError as error:

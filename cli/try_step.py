@@ -19,7 +19,7 @@ from .options import (
 )
 from .outputs import check_outputs
 from .render.bench import print_written
-from .render.console import INTERRUPTED, command_line, print_json, progressing
+from .render.console import INTERRUPTED, command_line, keeping_others_apart, print_json, progressing
 from .render.trial import print_trial
 from .signature import with_options
 
@@ -64,7 +64,12 @@ def try_step(
 
     Example: `campo-onnx try train.py:make`
     """
-    from campo_onnx.integrations.trial.script import split_target, step_from
+    from campo_onnx.integrations.trial.script import (
+        is_raised_by_user,
+        split_target,
+        step_from,
+        telling_errors_of,
+    )
     from campo_onnx.report.page import check_report
     from campo_onnx.runtime.registry import runtime_called
 
@@ -72,8 +77,20 @@ def try_step(
     script, function = split_target(target)
     runtime_called(runtime)
     check_report(report)
-    check_outputs({"--output": output, "--report": report}, {"SCRIPT": script}, force=force)
-    with progressing(f"running {script.name}") as advance:
+
+    def check() -> None:
+        check_outputs({"--output": output, "--report": report}, {"SCRIPT": source}, force=force)
+
+    source, given = script.absolute(), (output, report)
+    check()
+    # The user's code may go to another folder, and write files.
+    output, report = (path if path is None else path.absolute() for path in given)
+    command = command_line()
+    with (
+        keeping_others_apart(),
+        progressing(f"running {script.name}") as advance,
+        telling_errors_of(script, is_users=is_raised_by_user),
+    ):
         user = step_from(script, function)
         from campo_onnx.integrations.trial.trial import try_step as run_trial
 
@@ -97,6 +114,7 @@ def try_step(
             costs=costs,
             on_progress=progress,
         )
+    check()
     if output is not None or report is not None:
         from campo_onnx.files import write_text
         from campo_onnx.integrations.trial.page import trial_page
@@ -104,11 +122,11 @@ def try_step(
         if output is not None:
             write_text(trial.to_json(), output)
         if report is not None:
-            write_text(trial_page(trial, command=command_line()), report)
+            write_text(trial_page(trial, command=command), report)
     if printing.json:
         print_json(trial.to_json())
     else:
         print_trial(trial, printing.form)
-        print_written(output, report, form=printing.form)
+        print_written(*given, form=printing.form)
     if trial.measured.interrupted:
         raise typer.Exit(INTERRUPTED)

@@ -1,5 +1,6 @@
 """Files: written whole or not at all, read up to a limit, and the folders of this user."""
 
+import errno
 import glob
 import os
 import platform
@@ -15,6 +16,7 @@ from typing import Self
 import platformdirs
 
 from campo_onnx.errors import CampoError, UsageError
+from campo_onnx.files.signals import uninterrupted
 
 MIB = 2**20
 
@@ -24,6 +26,7 @@ READ_LIMIT_BYTES = 256 * MIB
 _APP = "campo-onnx"
 _SCRATCH = f".{_APP}-"
 _TEMPORARY = f"{_APP}-"
+_DISK = (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EROFS, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 
 class Closing(ABC):
@@ -95,9 +98,14 @@ def replacing_all(
             for written, final in moves:
                 current = final
                 _flush(written)
-            for written, final in moves:
-                current = final
-                os.replace(written, final)
+
+            def move() -> None:
+                nonlocal current
+                for written, final in moves:
+                    current = final
+                    os.replace(written, final)
+
+            uninterrupted(move)
     except failures as error:
         raise UsageError(f"{title or current} cannot be written", why=cause(error), remedy=remedy) from error
 
@@ -136,6 +144,7 @@ def temporary_folder() -> Iterator[Path]:
 
     Raises UsageError if there is no place for one, or a file in it cannot be written or read.
     """
+    place = None
     try:
         place = Path(tempfile.gettempdir())
         _remove_leftovers(place, _TEMPORARY)
@@ -144,11 +153,20 @@ def temporary_folder() -> Iterator[Path]:
         ) as folder:
             yield Path(folder)
     except OSError as error:
+        if place is not None and not _is_about(error, place):
+            raise
         raise UsageError(
             "a temporary file cannot be written or read",
             why=error.strerror or str(error),
             remedy="Free the disk, or let TMPDIR name a folder on another one.",
         ) from error
+
+
+def _is_about(error: OSError, folder: Path) -> bool:
+    """Say whether an error is about files in a folder: a full disk is told without a name."""
+    if isinstance(error.filename, str | bytes):
+        return Path(os.fsdecode(error.filename)).is_relative_to(folder)
+    return error.errno in _DISK
 
 
 def _remove_leftovers(folder: Path, prefix: str = _SCRATCH) -> None:

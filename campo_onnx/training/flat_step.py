@@ -162,12 +162,12 @@ class FlatStep:
 
     def load(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Put another state in place; a window that was begun is forgotten."""
-        for name_of, buffer in self._roles.items():
-            buffer.write(self._layout.packed({name: state[name_of(name)] for name in self._layout.slices}))
-        for name, value in (self._frozen | self._buffers[self._side]).items():
-            value.write(self._as_kept(name, state[name]))
-        self._update.begin(int(state.get(step_naming.STEP, np.int64(0))))
         self._taken = 0
+        with self._update.changing(int(state.get(step_naming.STEP, np.int64(0)))):
+            for name_of, buffer in self._roles.items():
+                buffer.write(self._layout.packed({n: state[name_of(n)] for n in self._layout.slices}))
+            for name, value in (self._frozen | self._buffers[self._side]).items():
+                value.write(self._as_kept(name, state[name]))
 
     def _as_kept(self, name: str, value: NDArray[Any]) -> NDArray[Any]:
         layout = self._kept.get(name)
@@ -177,7 +177,7 @@ class FlatStep:
         """Compute the gradients of one step and add them to the window's."""
         is_first = self._taken == 0
         if is_first and self._low_weights is not None:
-            self._cast.run({})
+            self._cast.run()
         source = self._side if is_first else self._latest
         target = next(i for i in range(len(self._buffers)) if i not in (self._side, source))
         key = (source, target, is_first)

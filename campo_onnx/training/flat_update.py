@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -73,10 +74,14 @@ class FlatProgram:
     def _step(self) -> Step:
         return self._program.bound(self._reads, self._writes)
 
-    def run(self, numbers: Mapping[str, float]) -> None:
-        """Run it on the tensors as they are, and on numbers by name of input."""
+    def feed(self, numbers: Mapping[str, float]) -> None:
+        """Set numbers by name of input, and bind the tensors: what may fail before anything is written."""
         for name, number in numbers.items():
             self._reads[name].write(np.asarray(number, np.float32))
+        _ = self._step
+
+    def run(self) -> None:
+        """Run it on the tensors and numbers as they are."""
         self._step()
 
     def read(self, name: str) -> NDArray[Any] | None:
@@ -157,8 +162,14 @@ class FlatUpdate:
         roles |= {partial(step_naming.state, slot): buffer for slot, buffer in self._slots.items()}
         return roles | ({} if self._average is None else {step_naming.average: self._average})
 
-    def begin(self, count: int) -> None:
-        """Go on after `count` updates, with all tensors in place."""
+    @contextmanager
+    def changing(self, count: int) -> Iterator[None]:
+        """Let the caller change the tensors to what they are after `count` updates.
+
+        If it fails, they are refused from then on.
+        """
+        self._is_torn = True
+        yield
         self.count, self._is_torn = count, False
 
     def refuse_torn(self) -> None:
@@ -177,7 +188,7 @@ class FlatUpdate:
             self._sum.reads(updates.GRADIENT, self.gradients)
             self._sum.reads(updates.FURTHER, further)
             self._sum.writes(updates.new(updates.GRADIENT), self.gradients)
-        self._sum.run({})
+        self._sum.run()
 
     def check(self, inverse: float) -> Checked:
         """Look at all gradients together; `inverse` is the factor that unscales and averages them.
@@ -196,7 +207,9 @@ class FlatUpdate:
     def _checked(self, inverse: float) -> Checked:
         if not self._checks:
             return Checked(finite=True, norm=None, inverse=inverse)
-        self._check.run({updates.INVERSE: inverse} if self._update.clip_norm is not None else {})
+        if self._update.clip_norm is not None:
+            self._check.feed({updates.INVERSE: inverse})
+        self._check.run()
         finite, norm = self._check.read(updates.FINITE), self._check.read(updates.NORM)
         return Checked(finite=finite is None or bool(finite), norm=norm, inverse=inverse)
 
@@ -210,7 +223,8 @@ class FlatUpdate:
         program = FlatProgram(updates.scaling_model(self._layout.rows), self._machine)
         program.reads(updates.GRADIENT, self.gradients)
         program.writes(updates.new(updates.GRADIENT), self.gradients)
-        program.run({updates.GRAD_SCALE: factor})
+        program.feed({updates.GRAD_SCALE: factor})
+        program.run()
         return self._checked(checked.inverse / factor)
 
     def run(self, lr: float, inverse: float) -> None:
@@ -218,16 +232,17 @@ class FlatUpdate:
 
         ModelError says that it fails; the weights are then lost.
         """
-        self._is_torn = True
         scale = {updates.GRAD_SCALE: inverse} if self._feeds_scale else {}
         for segment, program in self._programs:
             optimizer, group = self._update.optimizer_of(segment.group), segment.group
             rate = lr * (group.lr_scale if group is not None else 1.0)
             numbers = {} if optimizer is None else update_numbers(optimizer, rate, self.count + 1)
-            program.run({**numbers, **scale})
-        if self._average is not None:
-            self._averaging.run({})
-        self.begin(self.count + 1)
+            program.feed({**numbers, **scale})
+        with self.changing(self.count + 1):
+            for _, program in self._programs:
+                program.run()
+            if self._average is not None:
+                self._averaging.run()
 
     def _flat(self) -> Tensor:
         return tensor((self._layout.rows * ROW,), _FLOAT, self._machine)

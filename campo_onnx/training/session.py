@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -11,6 +12,7 @@ import onnx
 from numpy.typing import NDArray
 
 from campo_onnx.errors import CheckpointError, UnsupportedModelError, UsageError
+from campo_onnx.files.signals import uninterrupted
 from campo_onnx.ir.importer import import_model
 from campo_onnx.runtime.registry import AUTO
 from campo_onnx.step.interface import Feed, StepInterface
@@ -21,7 +23,7 @@ from campo_onnx.training.flat_step import FlatStep
 from campo_onnx.training.index_guard import IndexGuard
 from campo_onnx.training.loss_scaler import LossScaler
 from campo_onnx.training.opened import Opening
-from campo_onnx.training.runner import Outcome
+from campo_onnx.training.runner import Outcome, Result
 from campo_onnx.training.schedules import Schedule
 from campo_onnx.training.weight_update import WeightUpdate
 
@@ -55,7 +57,8 @@ class TrainingSession:
     """A training step that keeps its state on the device.
 
     A step that overflows leaves weights, optimizer state and statistics as they were, and so does one
-    that fails.
+    that fails. Handlers of signals wait for a step that runs: after Ctrl-C, or a timeout whose handler
+    raises, the session may be saved and trained on.
 
     Parameters
     ----------
@@ -167,12 +170,7 @@ class TrainingSession:
         if missing := [name for name in self.interface.feeds if name not in feeds]:
             raise UsageError(f"the batch lacks {', '.join(missing)}", remedy=self._expected_feeds())
         guard.check(feeds)
-        ran = self._runner.run(feeds, interface)
-        self._steps += 1
-        if ran.outcome is not Outcome.ACCUMULATED:
-            self._updates += 1
-            if self._scaler is not None:
-                self._scaler = self._scaler.updated(finite=ran.outcome is Outcome.UPDATED)
+        ran = uninterrupted(partial(self._run, feeds, interface))
         return StepResult(
             step=self._steps,
             metrics=MappingProxyType(ran.metrics),
@@ -182,6 +180,15 @@ class TrainingSession:
             duration_s=time.perf_counter() - began,
             samples=self._samples(interface),
         )
+
+    def _run(self, feeds: Mapping[str, NDArray[Any]], interface: StepInterface) -> Result:
+        ran = self._runner.run(feeds, interface)
+        self._steps += 1
+        if ran.outcome is not Outcome.ACCUMULATED:
+            self._updates += 1
+            if self._scaler is not None:
+                self._scaler = self._scaler.updated(finite=ran.outcome is Outcome.UPDATED)
+        return ran
 
     def train(self, batches: Iterable[Mapping[str, Feed]]) -> Iterator[StepResult]:
         """Take one step per batch, and give each result as soon as it is there.
@@ -203,7 +210,8 @@ class TrainingSession:
         UsageError
             If a name is unknown, or a value does not fit; the session then goes on as it was.
         """
-        self._runner.load(self.interface.first_state({**self.state(), **state}))
+        whole = self.interface.first_state({**self.state(), **state})
+        uninterrupted(partial(self._runner.load, whole))
 
     def shared(self) -> dict[str, NDArray[Any]]:
         """Give weights and gradients where they lie on the CPU, ``param.X`` and ``grad.X``, without a copy.
@@ -231,7 +239,8 @@ class TrainingSession:
         if self._runner.is_within_window:
             raise UsageError(
                 "a checkpoint cannot be written while gradients are being accumulated",
-                remedy="Write it after a step whose result says updated or skipped.",
+                remedy="Write it after a step whose result says updated or skipped, or forget the gradients: "
+                "load_state({}).",
             )
         save_checkpoint(
             Checkpoint(
@@ -264,6 +273,9 @@ class TrainingSession:
                 why=difference or "its signature is another",
                 remedy="Restore it into a session of the model it was saved from.",
             )
+        uninterrupted(partial(self._load, checkpoint))
+
+    def _load(self, checkpoint: Checkpoint) -> None:
         self._runner.load(checkpoint.state)
         self._scaler, self._steps = checkpoint.scaler, checkpoint.steps
         self._updates = checkpoint.steps // self._window if checkpoint.updates is None else checkpoint.updates

@@ -12,7 +12,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TextIO, cast
@@ -38,6 +38,9 @@ class _Output:
     quiet: bool = False
     verbose: bool = False
     has_document: bool = False  # one JSON document is all that may be on stdout
+    # where results and messages go beside what others print; None for `sys.stdout` and `sys.stderr`
+    results: TextIO | None = None
+    messages: TextIO | None = None
 
 
 _output = _Output()
@@ -125,6 +128,7 @@ class _Lines:
 def prepare_streams() -> None:
     """Make sure that there are streams, and that they take any character; forget earlier commands."""
     _output.quiet = _output.verbose = _output.has_document = False
+    _output.results = _output.messages = None
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed by the caller
@@ -134,6 +138,50 @@ def prepare_streams() -> None:
         if not isinstance(stream, _Guarded):
             stream = _Guarded(stream, has_results=name == "stdout")
         setattr(sys, name, stream)
+
+
+def results() -> TextIO:
+    """Give the stream of results."""
+    return _output.results or sys.stdout
+
+
+def messages() -> TextIO:
+    """Give the stream of everything else."""
+    return _output.messages or sys.stderr
+
+
+@contextmanager
+def keeping_others_apart() -> Iterator[None]:
+    """Lead what code of others prints to stderr, that of its processes too; ours goes where it went.
+
+    Where stdout is that of the process it stays so until the end, at which such code may print as well.
+    Others may also close or replace the streams, and change the arguments of the program.
+    """
+    words = list(sys.argv)
+    _output.results, _output.messages = _own(sys.stdout, 1, has_results=True), _own(sys.stderr, 2)
+    try:
+        if _output.results is sys.stdout:
+            with redirect_stdout(sys.stderr):
+                yield
+        else:
+            os.dup2(2, 1)
+            sys.stdout = sys.stderr
+            yield
+    finally:
+        sys.argv = words
+
+
+def _own(stream: TextIO, descriptor: int, *, has_results: bool = False) -> TextIO:
+    """Give a stream to the same place that nobody else has; the stream itself if it is not the process's."""
+    try:
+        is_of_process = stream.fileno() == descriptor
+    except OSError:  # it is in memory
+        is_of_process = False
+    if not is_of_process:
+        return stream
+    stream.flush()
+    own = open(os.dup(descriptor), "w", encoding=stream.encoding, errors=stream.errors)  # noqa: SIM115
+    return cast(TextIO, _Guarded(own, has_results=has_results))
 
 
 def set_loudness(*, quiet: bool = False, verbose: bool = False) -> None:
@@ -152,9 +200,9 @@ def stdout() -> "Console":
     """Results go here."""
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() else _PIPED_WIDTH
+    width = None if results().isatty() else _PIPED_WIDTH
     return Console(
-        file=cast(TextIO, _Lines(sys.stdout)), width=width, highlight=False, emoji=False, quiet=_output.quiet
+        file=cast(TextIO, _Lines(results())), width=width, highlight=False, emoji=False, quiet=_output.quiet
     )
 
 
@@ -162,7 +210,7 @@ def stderr() -> "Console":
     """Everything that is not a result goes here."""
     from rich.console import Console
 
-    return Console(file=cast(TextIO, _Lines(sys.stderr)), highlight=False, soft_wrap=True, emoji=False)
+    return Console(file=cast(TextIO, _Lines(messages())), highlight=False, soft_wrap=True, emoji=False)
 
 
 def print_table(table: "RichTable", console: "Console | None" = None) -> None:
@@ -189,15 +237,15 @@ def print_line(text: str) -> None:
 
 def print_document(text: str) -> None:
     """Print CSV or Markdown: whatever the width, and without markup."""
-    sys.stdout.write(without_commands(text))
-    sys.stdout.flush()
+    results().write(without_commands(text))
+    results().flush()
 
 
 def print_json(text: str) -> None:
     """Print a JSON document as it is; only commands of GitHub's are spelled in another way."""
     _output.has_document = True
-    sys.stdout.write(text.replace("##[", r"#\u0023["))
-    sys.stdout.flush()
+    results().write(text.replace("##[", r"#\u0023["))
+    results().flush()
 
 
 def print_note(text: str) -> None:

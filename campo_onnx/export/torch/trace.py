@@ -23,7 +23,7 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointError
 
-from campo_onnx.errors import CampoError, UnsupportedModelError, is_foreign
+from campo_onnx.errors import CampoError, UnsupportedModelError, is_foreign, message_of
 from campo_onnx.export.torch.complex_numbers import complex_refused, without_complex
 from campo_onnx.export.torch.decompositions import OPERATIONS
 from campo_onnx.export.torch.function_overrides import DATA_DEPENDENT
@@ -206,7 +206,7 @@ def _one_message(*, is_assumed: bool) -> Iterator[None]:
     except Exception as error:
         if is_foreign(error):
             raise
-        said = str(error).strip().partition("\n")[0]
+        said = message_of(error).partition("\n")[0]
         raise UnsupportedModelError(
             f"the step fails at {_where(error)}",
             why=f"{type(error).__name__}: {said}" if said else type(error).__name__,

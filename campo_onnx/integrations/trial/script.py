@@ -1,19 +1,21 @@
 """A function in a script of the user's, which returns a module, its loss and a batch."""
 
-import contextlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from campo_onnx.errors import UsageError, did_you_mean
+from campo_onnx.errors import CampoError, UsageError, did_you_mean, message_of
 from campo_onnx.files import check_file
+from campo_onnx.files.signals import Terminated
 
 _FORM = "campo-onnx try train.py:make"
 _PARTS = 3
+_OURS = ("campo_onnx.", "campo_onnx_cli.", "cli.")
 
 
 class UserStep(NamedTuple):
@@ -51,9 +53,9 @@ def check_torch() -> None:
 def step_from(script: Path, function: str) -> UserStep:
     """Run a script and call its function.
 
-    What they print goes to stderr. The script's folder is searched for modules, as when Python runs it.
+    The script's folder is searched for modules, as when Python runs it.
     """
-    with contextlib.redirect_stdout(sys.stderr):
+    with telling_errors_of(script, is_users=lambda _: True):
         module = _executed(script)
         call = getattr(module, function, None)
         if not callable(call):
@@ -64,13 +66,14 @@ def step_from(script: Path, function: str) -> UserStep:
                 f"{script} does not define a function {function!r}",
                 remedy=did_you_mean(function, callables) if callables else f"Define it: {_FORM}",
             )
-        returned = _called(call, script)
-    if isinstance(returned, str | bytes) or not isinstance(returned, Sequence) or len(returned) != _PARTS:
-        raise UsageError(
-            f"{function}() of {script} returns {_described(returned)}",
-            remedy="Let it return a module, its loss and a batch: `return model, loss, (x, y)`.",
-        )
-    return UserStep(*returned)
+        returned = call()
+        is_sequence = isinstance(returned, Sequence) and not isinstance(returned, str | bytes)
+        if not is_sequence or len(returned) != _PARTS:
+            raise UsageError(
+                f"{function}() of {script} returns {_described(returned)}",
+                remedy="Let it return a module, its loss and a batch: `return model, loss, (x, y)`.",
+            )
+        return UserStep(*returned)
 
 
 def _executed(script: Path) -> Any:
@@ -80,25 +83,49 @@ def _executed(script: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(script.resolve().parent))
     sys.modules.setdefault(script.stem, module)  # dataclasses and pickles look their module up
-    loader = spec.loader
-    _called(lambda: loader.exec_module(module), script)
+    spec.loader.exec_module(module)
     return module
 
 
-def _called(function: Callable[[], Any], script: Path) -> Any:
+@contextmanager
+def telling_errors_of(script: Path, is_users: Callable[[BaseException], bool]) -> Iterator[None]:
+    """Tell in one message what a script raises, whatever it is, and wherever it has gone to meanwhile.
+
+    `is_users` says whether an error is one of the user's code. Ctrl-C is not, and ends the program as ever.
+    """
+    file = str(script.absolute())
     try:
-        return function()
-    except (Exception, SystemExit) as error:  # whatever the user's code raises is the user's
+        yield
+    except (CampoError, Terminated):
+        raise
+    except BaseException as error:
+        if type(error) is KeyboardInterrupt or not is_users(error):
+            raise
         frames = traceback.extract_tb(error.__traceback__)
-        own = [frame.lineno for frame in frames if Path(frame.filename) == script.absolute()]
-        if isinstance(error, SyntaxError) and error.filename == str(script.absolute()):
-            own.append(error.lineno)
-        place = f", line {own[-1]}" if own else ""
+        lines = [frame.lineno for frame in frames if frame.filename == file]
+        if isinstance(error, SyntaxError) and error.filename == file:
+            lines.append(error.lineno)
+        place = f", line {lines[-1]}" if lines else ""
         raise UsageError(
             f"{script}{place}: {type(error).__name__}",
-            why=str(error).strip(),
+            why=message_of(error),
             remedy="Run the script with Python alone to see more.",
         ) from error
+
+
+def is_raised_by_user(error: BaseException) -> bool:
+    """Say whether the innermost code that an error has passed, but for libraries, is the user's.
+
+    An error of ours may pass the user's code as well: where torch calls us while it runs that.
+    """
+    from campo_onnx.export.torch.origin import is_users
+
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        if frame.f_globals.get("__name__", "").startswith(_OURS):
+            return False
+        if is_users(frame.f_code):
+            return True
+    return False
 
 
 def _described(returned: Any) -> str:

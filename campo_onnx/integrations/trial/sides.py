@@ -27,7 +27,7 @@ from campo_onnx.bench.rounds import (
     time_runs,
 )
 from campo_onnx.bench.worker import WorkerStep
-from campo_onnx.errors import CampoError, UnsupportedModelError, is_foreign
+from campo_onnx.errors import CampoError, UnsupportedModelError, UsageError
 from campo_onnx.export.torch.arguments import arguments
 from campo_onnx.export.torch.state_dict import first_state
 from campo_onnx.integrations.trial.result import EAGER, GradientError
@@ -148,11 +148,10 @@ class Sides:
         for name, run in of_torch.items():
             try:
                 loss = run()
-            except Exception as error:  # whatever torch, or the user's module, raises
-                if is_foreign(error):
+            except UsageError as error:  # under autocast, or compiled, it may fail as it does not otherwise
+                if name == EAGER:
                     raise
-                why = f"{type(error).__name__}: {error}"
-                failures[name] = Failure(text=why, exit_code=UnsupportedModelError.exit_code)
+                failures[name] = Failure(text=error.why, exit_code=UnsupportedModelError.exit_code)
                 continue
             gradients = self.user.gradients()
             if name == EAGER:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils._pytree import tree_leaves
 
-from campo_onnx.errors import UsageError, is_foreign
+from campo_onnx.errors import UsageError, is_foreign, message_of
 from campo_onnx.integrations.trial.result import AUTOCAST, COMPILED, COMPILED_AUTOCAST, EAGER
 from campo_onnx.step import naming as step_naming
 
@@ -49,7 +49,17 @@ class TorchStep:
                 remedy="Give a function of the module's output and the targets.",
             )
         inputs, targets = _inputs_and_targets(batch)
-        return cls(module=copy.deepcopy(module), loss=loss, inputs=inputs, targets=targets)
+        try:
+            own = copy.deepcopy(module)
+        except Exception as error:  # whatever torch, or the user's module, raises
+            if is_foreign(error):
+                raise
+            raise UsageError(
+                "the module cannot be copied",
+                why=f"{type(error).__name__}: {message_of(error)}",
+                remedy="Let copy.deepcopy(module) work; a tensor that was computed is no part of a module.",
+            ) from error
+        return cls(module=own, loss=loss, inputs=inputs, targets=targets)
 
     @property
     def batch_size(self) -> int | None:
@@ -64,7 +74,20 @@ class TorchStep:
         return any(parameter.is_cuda for parameter in self.module.parameters())
 
     def run(self, forward: Callable[..., Any], *, autocasts: bool) -> float:
-        """Run forward and backward once and wait for their end; return the loss."""
+        """Run forward and backward once and wait for their end; return the loss.
+
+        UsageError says that they fail.
+        """
+        try:
+            return self._loss(forward, autocasts=autocasts)
+        except Exception as error:  # whatever torch, or the user's module, raises
+            if is_foreign(error):
+                raise
+            raise UsageError(
+                "the step does not run in torch", why=f"{type(error).__name__}: {message_of(error)}"
+            ) from error
+
+    def _loss(self, forward: Callable[..., Any], *, autocasts: bool) -> float:
         self.module.zero_grad(set_to_none=True)
         device = "cuda" if self.is_on_gpu else "cpu"
         with torch.autocast(device, _low(device), enabled=autocasts):
@@ -73,17 +96,6 @@ class TorchStep:
         value = result[0] if isinstance(result, tuple) else result
         value.backward()
         return float(value.detach())  # which waits for a GPU
-
-    def check(self) -> None:
-        """Run it once."""
-        try:
-            self.run(self.module, autocasts=False)
-        except Exception as error:  # whatever torch, or the user's module, raises
-            if is_foreign(error):
-                raise
-            raise UsageError(
-                "the step does not run in torch", why=f"{type(error).__name__}: {error}"
-            ) from error
 
     def gradients(self) -> Gradients:
         """Copy the gradients of the last step."""

@@ -103,7 +103,7 @@ def try_step(
     gpus = [one for one in targets().values() if one.hardware.is_gpu]
     elsewhere = gpus if devices is None else [target_called(one) for one in devices]
     user = TorchStep.of(module, loss, batch)
-    user.check()
+    user.run(user.module, autocasts=False)
     here, target = _target(user, runtime, threads)
     with temporary_folder() as folder, _costs(CostSource(costs), target, tell) as (source, evidence):
         tell("exporting", 0, 0)

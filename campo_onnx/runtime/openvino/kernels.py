@@ -142,25 +142,35 @@ def _gathers_from_part(signature: Signature) -> bool:
 
 
 def _pools_otherwise(signature: Signature) -> bool:
-    """Whether indices count by columns, or the last window would lie beyond the data, which ONNX drops."""
+    """Whether indices count by columns, or rounding up leaves a window that the plugin takes otherwise.
+
+    ONNX drops one that lies beyond the data, and counts no number beyond data and padding in an average.
+    """
     if signature.attribute("storage_order", 0) and signature.output(1).dtype:
         return True
     data, pooled = signature.input(0).shape, signature.output(0).shape
-    if not signature.attribute("ceil_mode", 0) or data is None or pooled is None:
+    if not signature.attribute("ceil_mode", 0):
         return False
+    if data is None or pooled is None:
+        return True
     kernel = signature.attribute("kernel_shape", ())
     ones, zeros = (1,) * len(kernel), (0,) * 2 * len(kernel)
     strides, dilations = signature.attribute("strides", ones), signature.attribute("dilations", ones)
     pads = signature.attribute("pads", zeros)
-    windows = (
-        -(-(size + pads[k] + pads[k + len(kernel)] - dilations[k] * (kernel[k] - 1) - 1) // strides[k]) + 1
+    rooms = [  # for further windows after the first
+        size + pads[k] + pads[k + len(kernel)] - dilations[k] * (kernel[k] - 1) - 1
         for k, size in enumerate(data[2:])
-    )
-    return tuple(windows) != tuple(pooled[2:])
+    ]
+    if tuple(-(-room // strides[k]) + 1 for k, room in enumerate(rooms)) != tuple(pooled[2:]):
+        return True
+    counts_padding = signature.op.op_type == "AveragePool" and signature.attribute("count_include_pad", 0)
+    return bool(counts_padding) and any(room % strides[k] for k, room in enumerate(rooms))
 
 
 def _pads_otherwise(signature: Signature) -> bool:
-    """Whether axes are given, which are not read, and are not all axes in order."""
+    """Whether the value is computed, or axes are given that are not all axes in order: neither is read."""
+    if signature.input(2).dtype != 0 and 2 not in signature.constants:
+        return True
     axes, data = signature.constants.get(3), signature.input(0).shape
     if signature.input(3).dtype == 0:
         return False
@@ -176,13 +186,16 @@ def _normalizes_otherwise(signature: Signature) -> bool:
 
 
 def _transposes_otherwise(signature: Signature) -> bool:
-    """Whether an odd padding follows from the size of the output: its larger half comes first there."""
-    sizes = signature.attribute("output_shape", ())
-    if not sizes or "SAME_UPPER" not in str(signature.attribute("auto_pad", "NOTSET")):
-        return False
+    """Whether padding follows from the size of the output: it is divided otherwise, or not subtracted.
+
+    Where some size is known when a step runs alone, no padding follows from the others.
+    """
+    sizes, padding = signature.attribute("output_shape", ()), str(signature.attribute("auto_pad", "NOTSET"))
     data, weight = signature.input(0).shape, signature.input(1).shape
     if data is None or weight is None:
-        return True
+        return "SAME" in padding
+    if not sizes or "SAME_LOWER" in padding:
+        return False
     ones, zeros = (1,) * len(sizes), (0,) * len(sizes)
     strides, dilations = signature.attribute("strides", ones), signature.attribute("dilations", ones)
     added = signature.attribute("output_padding", zeros)
@@ -190,12 +203,21 @@ def _transposes_otherwise(signature: Signature) -> bool:
         strides[k] * (data[2 + k] - 1) + added[k] + (weight[2 + k] - 1) * dilations[k] + 1 - size
         for k, size in enumerate(sizes[-len(data) + 2 :])
     )
-    return any(total % 2 for total in totals)
+    return any(total > 0 for total in totals)
 
 
 def _resizes_otherwise(signature: Signature) -> bool:
+    """Whether one number is taken from elsewhere than PyTorch does, or an attribute is not read."""
     policy = str(signature.attribute("keep_aspect_ratio_policy", "stretch"))
-    return bool(signature.attribute("antialias", 0)) or "stretch" not in policy
+    is_cubic = "cubic" in str(signature.attribute("mode", "nearest"))
+    if signature.attribute("antialias", 0) or "stretch" not in policy:
+        return True
+    if is_cubic and signature.attribute("exclude_outside", 0):
+        return True
+    data, resized = signature.input(0).shape, signature.output(0).shape
+    if "pytorch_half_pixel" not in str(signature.attribute("coordinate_transformation_mode", "half_pixel")):
+        return False
+    return data is None or resized is None or any(n != m == 1 for n, m in zip(data, resized, strict=True))
 
 
 def _reduces_otherwise(signature: Signature) -> bool:
@@ -207,8 +229,14 @@ def _reduces_otherwise(signature: Signature) -> bool:
 
 
 def _gates_otherwise(signature: Signature) -> bool:
-    """Whether an LSTM has peepholes, or couples two gates; neither is read."""
-    return signature.input(7).dtype != 0 or bool(signature.attribute("input_forget", 0))
+    """Whether an LSTM has peepholes, or couples two gates, or batches come first: neither is read."""
+    is_plain = signature.input(7).dtype == 0 and not signature.attribute("input_forget", 0)
+    return not is_plain or _orders_otherwise(signature)
+
+
+def _orders_otherwise(signature: Signature) -> bool:
+    """Whether the batch comes before the time, which is not read."""
+    return bool(signature.attribute("layout", 0))
 
 
 _RULES: Mapping[str, Callable[[Signature], bool]] = MappingProxyType(
@@ -219,7 +247,9 @@ _RULES: Mapping[str, Callable[[Signature], bool]] = MappingProxyType(
         "ConvTranspose": _transposes_otherwise,
         "DFT": lambda signature: True,  # the axis of real and imaginary parts is another
         "Dropout": _is_trained,
+        "GRU": _orders_otherwise,
         "GatherElements": _gathers_from_part,
+        "Hardmax": _normalizes_otherwise,
         "LpPool": _pools_otherwise,
         # The plugin takes the whole part of the bias.
         "LRN": lambda signature: not float(signature.attribute("bias", 1.0)).is_integer(),
@@ -229,6 +259,7 @@ _RULES: Mapping[str, Callable[[Signature], bool]] = MappingProxyType(
         "Pad": _pads_otherwise,
         "PRelu": lambda signature: True,  # a slope as long as the channels is one slope a channel
         "QuantizeLinear": lambda signature: True,  # a Clip behind the pair is rounded as well
+        "RNN": _orders_otherwise,
         "ReduceL1": _reduces_otherwise,
         "ReduceL2": _reduces_otherwise,
         "ReduceLogSum": _reduces_otherwise,

@@ -25,6 +25,7 @@ from campo_onnx.runtime.openvino.refusal import (
     not_compiled,
     refuse_empty,
     refuse_forms,
+    refuse_open_windows,
     refuse_types,
     refused,
 )
@@ -149,6 +150,7 @@ class OpenVinoProgram:
             except RuntimeError as error:
                 raise refused(error) from None
         refuse_empty(model, graph)
+        refuse_open_windows(graph)
         repair(graph)
         return graph
 

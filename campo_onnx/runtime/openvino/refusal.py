@@ -1,7 +1,7 @@
 """Why OpenVINO does not load a graph: every refused operator in one message, with a form that it takes."""
 
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,9 @@ import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
 
 from campo_onnx.errors import DeviceUnavailableError, UnsupportedModelError
+from campo_onnx.runtime.openvino.convolutions import has_open_window
 from campo_onnx.runtime.openvino.kernels import computed_otherwise
+from campo_onnx.runtime.openvino.rewriting import with_bodies_of
 
 _NO_RULE = re.compile(r"No conversion rule found for operations: (?P<ops>.+)")
 _FAILED = re.compile(
@@ -32,6 +34,10 @@ _INSTEAD: Mapping[str, str] = {
     "DeformConv": "compute the samples with GridSample",
 }
 _MICROSOFT = "com.microsoft."
+_WINDOWS = frozenset(
+    {"Convolution", "ConvolutionBackpropData", "GroupConvolution", "GroupConvolutionBackpropData"}
+    | {"AvgPool", "MaxPool"}
+)
 _SHOWN = 5
 _ON_ONNX_RUNTIME = "Run the graph on ONNX Runtime (--runtime onnxruntime)."
 _FP8 = tuple(kind for name, kind in TensorProto.DataType.items() if name.startswith("FLOAT8"))
@@ -98,7 +104,7 @@ def refuse_forms(model: onnx.ModelProto, folder: Path | None) -> None:
     if nodes := computed_otherwise(model, folder):
         raise UnsupportedModelError(
             f"OpenVINO computes {len(nodes)} node{'s' * (len(nodes) > 1)} otherwise than ONNX",
-            why=", ".join(nodes[:_SHOWN]) + ", ..." * (len(nodes) > _SHOWN),
+            why=_some(nodes),
             remedy=_ON_ONNX_RUNTIME,
         )
 
@@ -127,6 +133,46 @@ def refuse_empty(model: onnx.ModelProto, graph: Any) -> None:
         raise UnsupportedModelError(
             "OpenVINO does not run tensors without elements", why=problems[0], remedy=_ON_ONNX_RUNTIME
         )
+
+
+def refuse_open_windows(graph: Any) -> None:
+    """Refuse windows over images whose sizes data decide: some end the process, or read what memory holds.
+
+    So do images that are resized, if only their number is decided like that, and recurrent layers over rows
+    that data pick, with as many states as there were rows.
+
+    Such forms are told by those sizes, and written otherwise where they are known.
+    """
+    nodes = [
+        f"{node.get_friendly_name()!r} ({node.get_type_name()})"
+        for body in with_bodies_of(graph)
+        for node in body.get_ops()
+        if (node.get_type_name() in _WINDOWS and has_open_window(node))
+        or _is_resized(node)
+        or _has_states_of_another_batch(node)
+    ]
+    if nodes:
+        raise UnsupportedModelError(
+            "OpenVINO does not run windows, resizes and recurrent layers of sizes that data decide",
+            why=_some(nodes),
+            remedy="Pad the images to one size, or run the graph on ONNX Runtime (--runtime onnxruntime).",
+        )
+
+
+def _is_resized(node: Any) -> bool:
+    """Say whether images are resized of which some size, or how many they are, is known when a step runs."""
+    return node.get_type_name() == "Interpolate" and bool(node.input(0).get_partial_shape().is_dynamic)
+
+
+def _has_states_of_another_batch(node: Any) -> bool:
+    if not node.get_type_name().endswith("Sequence"):
+        return False
+    rows, *states = [port.get_partial_shape() for port in node.inputs()[:-3]]  # weights and biases come last
+    return bool(rows[0].is_dynamic) and any(state[0].is_static for state in states)
+
+
+def _some(nodes: Sequence[str]) -> str:
+    return ", ".join(nodes[:_SHOWN]) + ", ..." * (len(nodes) > _SHOWN)
 
 
 def _first_of_type(model: onnx.ModelProto, dtype: int) -> str:

@@ -12,7 +12,7 @@ from onnx import helper
 
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.onnxruntime.runtime import RUNTIME as ORT
-from campo_onnx.runtime.openvino import repairs
+from campo_onnx.runtime.openvino import convolutions, repairs
 from campo_onnx.runtime.openvino.installed import ov
 from campo_onnx.runtime.openvino.runtime import RUNTIME
 from tests.conftest import parse_model
@@ -65,14 +65,16 @@ WIDE = [  # a wide result of one channel under a wide kernel, such as a weight's
 ]
 
 
-def step(data, weights, attributes, dtype):
+def step(data, weights, attributes, dtype, *, picks=False):
     settings = {name: value for name, value in attributes.items() if name != "auto_pad"}
     told = "".join(f", {name} = {value}" for name, value in settings.items())
     told += f', auto_pad = "{attributes["auto_pad"]}"' if "auto_pad" in attributes else ""
     x, w = (", ".join(map(str, shape)) for shape in (data, weights))
     graph = f"""
-    agraph (float[{x}] x, float[{w}] w) => (float y) {{
-      lx = Cast <to = {dtype}> (x)
+    agraph (float[{x}] x, float[{w}] w, float[{data[0]}] score) => (float y) <float half = {{0.5}}> {{
+      is_picked = Greater (score, half)
+      rows = {"Compress <axis = 0> (x, is_picked)" if picks else "Identity (x)"}
+      lx = Cast <to = {dtype}> (rows)
       lw = Cast <to = {dtype}> (w)
       ly = Conv <kernel_shape = {list(weights[2:])}{told}> (lx, lw)
       y = Cast <to = 1> (ly)
@@ -80,7 +82,25 @@ def step(data, weights, attributes, dtype):
     """
     model = parse_model(graph, 22)
     model.graph.output[0].type.tensor_type.ClearField("shape")
+    if not picks:
+        del model.graph.input[2], model.graph.node[0]
     return model
+
+
+@pytest.mark.usefixtures("bf16_units")
+@pytest.mark.parametrize("dtype", [1, 16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(("data", "weights", "attributes"), CASES)
+def test_convolutions_of_picked_rows_are_right(data, weights, attributes, dtype):
+    """Where the number of images is known when a step runs, the forms are told by the other sizes."""
+    rng = np.random.default_rng(0)
+    feeds = {n: rng.integers(-4, 5, s).astype(np.float32) for n, s in (("x", data), ("w", weights))}
+    feeds["score"] = np.array([1.0, *rng.integers(0, 2, data[0] - 1)], np.float32)
+    exact, values = (
+        runtime.load(step(data, weights, attributes, kind, picks=True), "cpu").run(feeds)["y"]
+        for runtime, kind in ((ORT, 1), (RUNTIME, dtype))
+    )
+    rounded = exact.astype(BF16).astype(np.float32) if dtype == 16 else exact
+    np.testing.assert_array_equal(values, rounded)
 
 
 def run_in_bf16(data, weights, attributes):
@@ -107,7 +127,7 @@ def test_convolutions_in_bf16_are_right(data, weights, attributes):
 @pytest.mark.parametrize(("data", "weights", "attributes"), WIDE)
 def test_wide_results_of_one_channel_are_computed_in_fp32(data, weights, attributes, monkeypatch):
     """The plugin's kernel in BF16 takes up to five times as long; tiles were not measured."""
-    monkeypatch.setattr(repairs, "_has_tiles", lambda: False)
+    monkeypatch.setattr(convolutions, "_has_tiles", lambda: False)
     program = run_in_bf16(data, weights, attributes)
     assert set(program.executed().values()) == {Precision.FP32}
     (batch, channels, *image), (filters, _, *kernel) = data, weights
@@ -127,7 +147,7 @@ def test_convolutions_in_fp32_are_right(data, weights, attributes):
 
 @pytest.mark.parametrize("has_tiles", [True, False])
 def test_only_what_is_wrong_is_written_otherwise(has_tiles, monkeypatch):
-    monkeypatch.setattr(repairs, "_has_tiles", lambda: has_tiles)
+    monkeypatch.setattr(convolutions, "_has_tiles", lambda: has_tiles)
 
     def is_changed(data, weights, attributes, dtype):
         graph = ov.Core().read_model(step(data, weights, attributes, dtype).SerializeToString())
