@@ -235,7 +235,11 @@ def write_out_sparse(graph: onnx.GraphProto) -> None:
 
 def _dense(sparse: onnx.SparseTensorProto, name: str) -> TensorProto:
     shape = tuple(sparse.dims)
-    if math.prod(shape) > _DENSE_ELEMENTS:
+    if any(size < 0 for size in shape):
+        raise ModelError(
+            f"the sparse constant {name!r} has the shape {list(shape)}", remedy="Export the model again."
+        )
+    if math.prod(max(1, size) for size in shape) > _DENSE_ELEMENTS:
         raise UnsupportedModelError(
             f"the sparse constant {name!r} has {math.prod(shape):,} elements",
             why=f"it is written out as it is read, up to {_DENSE_ELEMENTS:,} elements",
@@ -246,11 +250,15 @@ def _dense(sparse: onnx.SparseTensorProto, name: str) -> TensorProto:
             f"the sparse constant {name!r} lies outside the model file", remedy="Save it within the model."
         )
     values, places = array_of(sparse.values), array_of(sparse.indices)
-    dense = np.zeros(shape, values.dtype)
+    if (places < 0).any():  # NumPy counts it from the end
+        raise _damaged(name, "an index is negative")
     try:
+        dense = np.zeros(shape, values.dtype)
         dense[np.unravel_index(places, shape) if places.ndim == 1 else tuple(places.T)] = values
-    except (IndexError, ValueError) as error:
-        raise ModelError(
-            f"the sparse constant {name!r} is damaged", why=str(error), remedy="Export the model again."
-        ) from error
-    return numpy_helper.from_array(dense, name)
+        return numpy_helper.from_array(dense, name)
+    except (IndexError, TypeError, ValueError) as error:
+        raise _damaged(name, str(error)) from error
+
+
+def _damaged(name: str, why: str) -> ModelError:
+    return ModelError(f"the sparse constant {name!r} is damaged", why=why, remedy="Export the model again.")

@@ -8,6 +8,7 @@ from copy import deepcopy
 from onnx import GraphProto, TensorShapeProto, TypeProto, ValueInfoProto
 
 from campo_onnx.errors import UsageError
+from campo_onnx.ir.limits import is_too_large
 
 
 def check_dims(graph: GraphProto, dims: Mapping[str, int]) -> None:
@@ -77,10 +78,11 @@ def _refuse_strangers(dims: Mapping[str, int], *, names: list[str]) -> None:
             if names:
                 remedy = f"Did you mean {close[0]!r}?" if close else f"It has {', '.join(names)}."
             raise UsageError(f"The model has no dimension {name!r}", remedy=remedy)
-        if size <= 0:
+        if size <= 0 or is_too_large([size]):
             raise UsageError(
                 f"Dimension {name!r} cannot have size {size}",
-                remedy=f"Give a positive one: --dim {name}=SIZE.",
+                why="" if size <= 0 else "no tensor is so large",
+                remedy=f"Give a {'positive' if size <= 0 else 'smaller'} one: --dim {name}=SIZE.",
             )
 
 

@@ -4,6 +4,7 @@ They are far above every training graph and far below what would fill a machine.
 kilobytes can claim more: functions that call each other twice, or bodies within bodies.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ MODEL_LIMIT_BYTES = (1 << 31) - 1
 
 MAX_NODES = 1_000_000
 """Nodes of a model, those of bodies and of inlined functions included."""
+
+MAX_ELEMENTS = 1 << 42
+"""Elements of a tensor, and the largest size: beyond every memory, and far below where 64 bits overflow."""
 
 MAX_DEPTH = 8
 """Bodies within bodies (If, Loop, Scan)."""
@@ -112,6 +116,17 @@ class _Extents:
             self._known[name] = self.of(self._functions[name].node)
             self._open.pop()
         return self._known[name]
+
+
+def is_too_large(shape: Iterable[int]) -> bool:
+    """Say whether a tensor of this shape is larger than any can be.
+
+    Sizes count though one of them is zero: programs multiply them one after the other.
+
+    >>> is_too_large([1 << 21, 1 << 21]), is_too_large([1 << 21, 1 << 22]), is_too_large([0, 1 << 43])
+    (False, True, True)
+    """
+    return math.prod(max(1, size) for size in shape) > MAX_ELEMENTS
 
 
 def refuse_malformed(model: ModelProto, title: str) -> None:
