@@ -9,8 +9,15 @@ def run() -> None:
     heeds = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not in a shell's background
     if heeds:
         signal.signal(signal.SIGINT, _leave)
-    from .main import run as program
+    try:
+        from .main import run as program
+    except (ImportError, MemoryError) as error:
+        from campo_onnx.errors import OutOfMemoryError, is_out_of_memory
 
+        if not is_out_of_memory(error):
+            raise
+        os.write(2, f"error: {OutOfMemoryError()}\n".encode())
+        os._exit(OutOfMemoryError.exit_code)
     if heeds:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
