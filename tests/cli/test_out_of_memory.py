@@ -96,3 +96,17 @@ def test_a_process_that_may_take_no_more(tmp_path, free_bytes):
     assert run.stderr.count("error: out of memory") == 1
     assert "Traceback" not in run.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no such limit there")
+def test_less_than_libraries_need_to_load(tmp_path):
+    command = "import resource; resource.setrlimit(resource.RLIMIT_AS, (250 << 20,) * 2);"
+    command += "from campo_onnx_cli.start import run; run()"
+    run = subprocess.run(
+        [sys.executable, "-c", command, "optimize", MLP, "-o", tmp_path / "out.onnx"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert run.returncode == 8
+    assert run.stderr == f"error: {errors.OutOfMemoryError()}\n"
