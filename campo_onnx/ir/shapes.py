@@ -29,7 +29,7 @@ from campo_onnx.ir.check import hide_in_bodies, is_unsafe_to_infer
 from campo_onnx.ir.constants import array_of, constants_of, is_external
 from campo_onnx.ir.dims import bind_type, check_dims, static_shape
 from campo_onnx.ir.gradient_names import differentiated_tensor
-from campo_onnx.ir.limits import MAX_ELEMENTS, is_too_large
+from campo_onnx.ir.limits import MAX_ELEMENTS, MAX_RANK, is_too_large
 from campo_onnx.ir.onnx_inference import HIDDEN, infer_types
 from campo_onnx.ir.sort import outer_reads
 from campo_onnx.ops.facts import output_types
@@ -99,6 +99,13 @@ class _Context:
     assumed: set[str] = field(default_factory=set)
 
     def record(self, name: str, tensor: TypeProto) -> None:
+        rank = len(tensor.tensor_type.shape.dim)
+        if rank > MAX_RANK:
+            raise ModelError(
+                f"the tensor {name!r} has {rank:,} axes",
+                why=f"{MAX_RANK} are the most",
+                remedy="Check the shapes in the file.",
+            )
         self.types[name] = tensor
         shape = static_shape(tensor)
         if shape is None:

@@ -217,3 +217,23 @@ def test_sizes_in_the_metadata_that_are_damaged(numbers):
     set_metadata(proto, "campo_onnx.sizes", f'{{"N": {numbers}}}')
     with pytest.raises(ModelError, match=r"the metadata 'campo_onnx\.sizes' of the model is damaged"):
         import_model(proto)
+
+
+def test_constants_of_functions_count_for_each_call():
+    model = chain(16, "h = {next}(a) b = {next}(h)")
+    constant = helper.make_node(
+        "Constant", [], ["c"], value=numpy_helper.from_array(np.ones(2048, np.float32))
+    )
+    model.functions[-1].node.append(constant)
+    with pytest.raises(UnsupportedModelError, match="bytes of functions, one for each call"):
+        import_model(model)
+
+
+def test_more_axes_than_any_tensor_has():
+    shape = ", ".join(["1"] * 65)
+    proto = parser.parse_model(
+        f"{HEADER} g (float[2] x) => (float[N, M] y) <int64[65] s = {{{shape}}}>"
+        "{ z = ConstantOfShape(s) f = Flatten(z) y = Add(x, f) }"
+    )
+    with pytest.raises(ModelError, match="the tensor 'z' has 65 axes"):
+        import_model(proto)

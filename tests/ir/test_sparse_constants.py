@@ -56,6 +56,17 @@ def test_its_values_count(lower):
     assert np.max(large.imported.view.values["w"]) == 1e5
 
 
+def test_they_are_bounded_together():
+    model = sparse_model([1, 14], size=1 << 11, is_initializer=True)
+    assert import_model(model).constants["w"].dims == [1 << 11, 1 << 11]
+    for number in range(4):  # each a quarter of what all may have
+        sparse = model.graph.sparse_initializer.add()
+        sparse.CopyFrom(model.graph.sparse_initializer[0])
+        sparse.values.name = f"more.{number}"
+    with pytest.raises(UnsupportedModelError, match=r"with it they have 20,971,520 elements"):
+        import_model(model)
+
+
 @pytest.mark.parametrize("dims", [(-4, 4), (-4, -4), (0, 1 << 62)])
 def test_sizes_that_no_constant_has(dims):
     for is_initializer in (False, True):
