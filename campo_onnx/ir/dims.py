@@ -17,6 +17,25 @@ def check_dims(graph: GraphProto, dims: Mapping[str, int]) -> None:
     A dimension without a name is called ``<input>[<axis>]``. Initializers that are listed as inputs
     have their own sizes and need none. Symbols that occur only inside the graph may be bound.
     """
+    wanted, symbols = _names(graph, dims)
+    _refuse_strangers(dims, names=[*wanted, *sorted(symbols.difference(wanted))])
+    missing = [name for name in wanted if name not in dims]
+    if missing:
+        raise UsageError(
+            "Sizes of graph inputs are unknown",
+            why="; ".join(f"{name} (of {', '.join(dict.fromkeys(wanted[name]))})" for name in missing),
+            remedy=f"Give each one: {' '.join(f'--dim {name}=SIZE' for name in missing)}.",
+        )
+
+
+def dims_within(graph: GraphProto, dims: Mapping[str, int]) -> dict[str, int]:
+    """Leave out the sizes of dimensions that a part of the graph they were given for does not have."""
+    wanted, symbols = _names(graph, dims)
+    return {name: size for name, size in dims.items() if name in wanted or name in symbols}
+
+
+def _names(graph: GraphProto, dims: Mapping[str, int]) -> tuple[dict[str, list[str]], set[str]]:
+    """Names of the dimensions to bind, with the inputs that have each, and symbols anywhere in the graph."""
     constants = {tensor.name for tensor in graph.initializer}
     wanted: dict[str, list[str]] = {}
     for info in graph.input:
@@ -29,14 +48,7 @@ def check_dims(graph: GraphProto, dims: Mapping[str, int]) -> None:
         for dim in info.type.tensor_type.shape.dim
         if dim.dim_param
     }
-    _refuse_strangers(dims, names=[*wanted, *sorted(symbols.difference(wanted))])
-    missing = [name for name in wanted if name not in dims]
-    if missing:
-        raise UsageError(
-            "Sizes of graph inputs are unknown",
-            why="; ".join(f"{name} (of {', '.join(dict.fromkeys(wanted[name]))})" for name in missing),
-            remedy=f"Give each one: {' '.join(f'--dim {name}=SIZE' for name in missing)}.",
-        )
+    return wanted, symbols
 
 
 def bind_type(declared: TypeProto, dims: Mapping[str, int], name: str = "") -> TypeProto:
