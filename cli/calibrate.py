@@ -146,8 +146,8 @@ def calibrate(
     printing.apply()
     if cluster:
         others = {
-            "--output": output, "--from-store": from_store, "--again": again, "--nodes-of": nodes_of, "--dim": dim,
-            "--json": printing.json,
+            "--output": output, "--from-store": from_store, "--again": again, "--nodes-of": nodes_of,
+            "--dim": dim, "--json": printing.json,
         }  # fmt: skip
         check_alone("--cluster", others)
         _on_cluster(

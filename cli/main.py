@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from contextlib import suppress
 from typing import Annotated, NoReturn
 
@@ -23,6 +24,7 @@ from .render.console import (
     print_error_document,
     print_traceback,
 )
+from .surroundings import check_environment
 
 TRACEBACK_VARIABLE = "CAMPO_ONNX_TRACEBACK"
 
@@ -76,6 +78,7 @@ def main(
     Start with: `campo-onnx demo`, then `campo-onnx optimize step.onnx --device h200`
     """
     if sys.argv[-1] not in ("-h", "--help"):
+        check_environment()
         _check_working_folder()
 
 
@@ -95,6 +98,8 @@ def run() -> None:
     """Run the program; an error is one message and the documented exit code."""
     # By default SIGTERM ends the process at once; as an exception it lets half-written files be removed.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    # Libraries warn whoever writes code; users get messages of ours. Filters that were set before go first.
+    warnings.simplefilter("ignore", append=True)
     gc.set_threshold(*_COLLECTING)
     os.environ.setdefault("MPLCONFIGDIR", str(cache_folder() / "matplotlib"))  # its list of fonts
     prepare_streams()
