@@ -1,24 +1,47 @@
 """Pictures: one idea each, told apart by colour and shape, the same bytes whenever the data is the same."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-# Okabe and Ito's colours, which the colour-blind tell apart, each with a shape of its own.
+from campo_onnx.errors import UsageError
+from campo_onnx.optimize.strategies import DEFAULT_STRATEGY
+
+# Okabe and Ito's colours, which the colour-blind tell apart, and wine red, each with a shape of its own.
+_OPTIMAL = ("#D55E00", "*")  # no other series has it, and the series has no other
 _STYLES = (
-    ("#000000", "s"), ("#E69F00", "o"), ("#56B4E9", "v"), ("#009E73", "^"),
-    ("#CC79A7", "D"), ("#999999", "P"), ("#0072B2", "X"), ("#D55E00", "*"),
+    ("#000000", "s"), ("#E69F00", "o"), ("#56B4E9", "v"), ("#009E73", "^"), ("#CC79A7", "D"),
+    ("#999999", "P"), ("#0072B2", "X"), ("#F0E442", "<"), ("#882255", ">"),
 )  # fmt: skip
 _SIZES = MappingProxyType({"*": 110, "P": 55, "X": 55})  # thin shapes look smaller
 _RC = MappingProxyType(
     {"svg.hashsalt": "campo-eval", "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 9}
 )
+_DASHES = ("-", "--", ":", "-.")  # of curves, beside their colours
 _ROW_IN, _WIDTH_IN, _FRAME_IN = 0.42, 7.4, 1.75
 
 Values = Mapping[str, Mapping[str, float]]
 """By row (a model), by series (a strategy); what is missing is not drawn."""
+
+
+def styles_of(series: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Give each series a colour and a shape of its own.
+
+    Raises UsageError if there are more series than can be told apart.
+    """
+    names = [*dict.fromkeys(series)]
+    others = [name for name in names if name != DEFAULT_STRATEGY]
+    if len(others) > len(_STYLES):
+        raise UsageError(
+            f"{len(names)} series cannot be told apart in one picture",
+            why=f"there are {len(_STYLES)} styles, and one of {DEFAULT_STRATEGY}",
+            remedy="Draw fewer, or two pictures.",
+        )
+    styles = dict(zip(others, _STYLES, strict=False))
+    return {name: styles.get(name, _OPTIMAL) for name in names}
 
 
 @contextmanager
@@ -56,8 +79,7 @@ def dots(
 ) -> None:  # fmt: skip
     """Draw a row of dots for each model."""
     with _rows(list(values), path, title, axis, 4) as axes:
-        for position, name in enumerate(series):
-            colour, shape = _STYLES[position % len(_STYLES)]
+        for position, (name, (colour, shape)) in enumerate(styles_of(series).items()):
             points = [(row[name], y) for y, row in enumerate(values.values()) if name in row]
             points = [(x, y) for x, y in points if x > 0 or not logarithmic]
             # Shifted a little, so that equal values do not hide each other.
@@ -107,8 +129,8 @@ def _panels(
     with _figure(path, _WIDTH_IN * 1.3, height * rows) as figure:
         every = [figure.add_subplot(rows, 2, position) for position in range(1, len(panels) + 1)]
         for axes, (title, by_label) in zip(every, panels.items(), strict=True):
-            for number, (label, values) in enumerate(by_label.items()):
-                colour, dashes = _STYLES[number][0], ("-", "--", ":", "-.")[number % 4]
+            styles = styles_of(by_label).values()
+            for (label, values), (colour, _), dashes in zip(by_label.items(), styles, cycle(_DASHES)):
                 axes.plot(*points(values), color=colour, linestyle=dashes, label=label)
             axes.set_title(title, fontsize=10)
             axes.grid(color="#dddddd", linewidth=0.6)

@@ -4,7 +4,8 @@ A message says what happened, where, why, and what to do about it. Anything that
 :class:`CampoError` is a bug of ours (exit code 1).
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from typing import ClassVar
 
@@ -56,6 +57,40 @@ def message_of(error: BaseException) -> str:
         return str(error).strip()
     except Exception:  # of its own `__str__`
         return ""
+
+
+_NO_MEMORY = re.compile(
+    r"bad_alloc|out of memory|can't start new thread|(cannot|can't|unable to|failed to) allocate"
+    r"|_ALLOC(ATION)?_FAILED|cudaErrorMemoryAllocation|smaller than requested bytes|CUDA failure 2\b"
+    r"|failed to map segment|memory allocation of \d+ bytes failed",
+    re.IGNORECASE,
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Say whether memory is what lacks: the errors of Python, of C++ libraries and of devices are many.
+
+    An error of ours counts by what it was raised from.
+
+    >>> is_out_of_memory(RuntimeError("can't start new thread")), is_out_of_memory(RuntimeError("no"))
+    (True, False)
+    """
+    return any(isinstance(one, MemoryError) or says_no_memory(message_of(one)) for one in _origins(error))
+
+
+def says_no_memory(text: str) -> bool:
+    """Say whether a library's message is about memory that it did not get."""
+    return _NO_MEMORY.search(text) is not None
+
+
+def _origins(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors that are not ours in a chain; a MemoryError is left out where ours says more of it."""
+    if not isinstance(error, CampoError):
+        yield error
+    if error.__cause__ is not None:
+        yield from _origins(error.__cause__)
+    elif isinstance(error, CampoError) and not isinstance(error.__context__, MemoryError | None):
+        yield from _origins(error.__context__)
 
 
 class CampoError(Exception):
@@ -154,6 +189,19 @@ class DeviceUnavailableError(CampoError):
     """The device asked for cannot be used on this machine."""
 
     exit_code: ClassVar[int] = 8
+
+
+class OutOfMemoryError(CampoError):
+    """Memory is used up, that of the machine or what the process may take of it."""
+
+    exit_code: ClassVar[int] = 8
+
+    def __init__(self) -> None:
+        super().__init__(
+            "out of memory",
+            why="this machine has too little, or a limit is set (ulimit -v)",
+            remedy="Free memory, take a smaller batch (--dim batch=SIZE), or use a larger machine.",
+        )
 
 
 class CheckFailedError(CampoError):

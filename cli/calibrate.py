@@ -11,6 +11,7 @@ from .options import (
     DECISION,
     MEASURE,
     CountersOption,
+    DimOption,
     ForceOption,
     MachineArguments,
     PrecisionOption,
@@ -18,6 +19,7 @@ from .options import (
     StoreOption,
     Use,
     check_alone,
+    dimensions,
     low_precision,
     option,
 )
@@ -28,7 +30,7 @@ from .render.table import TableFormat
 from .signature import with_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from campo_onnx.calibrate.run import Workload
     from campo_onnx.measure.store import Execution
@@ -83,6 +85,7 @@ def calibrate(
             "largest nodes decide its time, and shapes that are drawn seldom are as large.",
         ),
     ] = None,
+    dim: DimOption = None,
     precision: PrecisionOption = None,
     *,
     place: MachineArguments,
@@ -144,7 +147,7 @@ def calibrate(
     if cluster:
         others = {
             "--output": output, "--from-store": from_store, "--again": again, "--nodes-of": nodes_of,
-            "--json": printing.json,
+            "--dim": dim, "--json": printing.json,
         }  # fmt: skip
         check_alone("--cluster", others)
         _on_cluster(
@@ -170,7 +173,7 @@ def calibrate(
         output = user_folder() / file_name(target, low, execution)
         check_outputs({"--output": output}, stores, force=force)
     workload = _workload(here.provider, quick=quick, ops=ops, shapes=shapes)
-    workload = replace(workload, of_steps=tuple(_nodes(nodes_of or (), here, low)))
+    workload = replace(workload, of_steps=tuple(_nodes(nodes_of or (), here, low, dimensions(dim))))
     with Store(from_store or store or default_path()) as timings, telling_what_is_kept(timings):
         print_note(timings.notice)
         with progressing(f"calibrating {here.device} ({here.provider})") as advance:
@@ -193,7 +196,9 @@ def calibrate(
         print_calibration(calibration, output, printing.form)
 
 
-def _nodes(graphs: "Iterable[Path]", here: "Machine", low: "Precision") -> "Iterator[Signature]":
+def _nodes(
+    graphs: "Iterable[Path]", here: "Machine", low: "Precision", dims: "Mapping[str, int]"
+) -> "Iterator[Signature]":
     """Give the nodes of steps as they run on a machine."""
     from campo_onnx.ir.importer import import_model
     from campo_onnx.lowering.place import Place
@@ -201,7 +206,7 @@ def _nodes(graphs: "Iterable[Path]", here: "Machine", low: "Precision") -> "Iter
     from campo_onnx.measure.one_node import step_samples
 
     for path in graphs:
-        yield from step_samples(as_it_runs(import_model(path), Place.on(here)).view, low)
+        yield from step_samples(as_it_runs(import_model(path, dims), Place.on(here), dims).view, low)
 
 
 def _workload(provider: str, *, quick: bool, ops: str | None, shapes: int | None) -> "Workload":

@@ -214,7 +214,7 @@ def check(
     from campo_onnx.checking.batch import check_all, pairs_in
     from campo_onnx.checking.policy import Pair, load_policy
     from campo_onnx.checking.reports import to_annotations, to_json, to_junit
-    from campo_onnx.files import write_text
+    from campo_onnx.files import write_texts
     from campo_onnx.scale.pools import pool_for
     from campo_onnx.scale.results import Results
 
@@ -250,14 +250,14 @@ def check(
             progressing(f"checking {len(pairs)} graphs") as advance,
         ):
             checked = check_all(pairs, advance, pool=pool, results=None if results is None else done)
-    if junit is not None:
-        write_text(to_junit(checked), junit)
+    texts = {} if junit is None else {junit: to_junit(checked)}
     if report is not None:
         from campo_onnx.checking.as_plan import as_plan
         from campo_onnx.report.plan_page import check_page
 
         with working(f"writing {report.name}"):
-            write_text(check_page(checked, as_plan(pairs[0]) if len(pairs) == 1 else None), report)
+            texts[report] = check_page(checked, as_plan(pairs[0]) if len(pairs) == 1 else None)
+    write_texts(texts)
     if printing.json:
         print_json(to_json(checked))
     else:

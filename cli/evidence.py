@@ -170,7 +170,7 @@ def opened_target(chosen: TargetArguments) -> Iterator[Basis]:
     from campo_onnx.measure.store import Store, default_path
 
     with (
-        Store(store if store is not None else default_path()) as timings,
+        Store(store or default_path(), saves_time=store is None) as timings,
         telling_what_is_kept(timings),
         progressing("measuring distinct nodes") as advance,
     ):
@@ -185,7 +185,7 @@ def telling_what_is_kept(timings: "Store") -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        if timings.written:
+        if timings.written and timings.path is not None:
             print_note(
                 f"{timings.written} timings are kept in {timings.path}: the same command goes on from there."
             )

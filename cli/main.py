@@ -4,12 +4,14 @@ import gc
 import os
 import signal
 import sys
+import traceback
+import warnings
 from contextlib import suppress
 from typing import Annotated, NoReturn
 
 import typer
 
-from campo_onnx.errors import CampoError, InternalError, UsageError
+from campo_onnx.errors import CampoError, InternalError, OutOfMemoryError, UsageError, is_out_of_memory
 from campo_onnx.files import cache_folder
 from campo_onnx.files.signals import terminate
 
@@ -24,6 +26,7 @@ from .render.console import (
     print_traceback,
     results,
 )
+from .surroundings import check_environment
 
 TRACEBACK_VARIABLE = "CAMPO_ONNX_TRACEBACK"
 
@@ -48,7 +51,7 @@ app = typer.Typer(
     epilog=(
         "Exit codes: 0 ok, 1 a bug of ours, 2 usage, 3 bad model, 4 unsupported model, "
         "5 bad profile, calibration or checkpoint, 6 device mismatch, 7 plan does not fit the model, "
-        "8 device or ONNX Runtime unavailable, 9 check failed, 130 interrupted."
+        "8 device, ONNX Runtime or memory unavailable, 9 check failed, 130 interrupted."
     ),
 )
 
@@ -77,6 +80,7 @@ def main(
     Start with: `campo-onnx demo`, then `campo-onnx optimize step.onnx --device h200`
     """
     if sys.argv[-1] not in ("-h", "--help"):
+        check_environment()
         _check_working_folder()
 
 
@@ -95,6 +99,8 @@ def _check_working_folder() -> None:
 def run() -> None:
     """Run the program; an error is one message and the documented exit code."""
     signal.signal(signal.SIGTERM, terminate)
+    # Libraries warn whoever writes code; users get messages of ours. Filters that were set before go first.
+    warnings.simplefilter("ignore", append=True)
     gc.set_threshold(*_COLLECTING)
     os.environ.setdefault("MPLCONFIGDIR", str(cache_folder() / "matplotlib"))  # its list of fonts
     prepare_streams()
@@ -104,6 +110,8 @@ def run() -> None:
     except InternalError as error:
         _leave_with_bug(error)
     except CampoError as error:
+        if is_out_of_memory(error) and error.exit_code != OutOfMemoryError.exit_code:
+            _leave_without_memory(error)
         _leave(str(error), error.exit_code, error)
     except KeyboardInterrupt:
         _leave("interrupted", INTERRUPTED)
@@ -114,6 +122,8 @@ def run() -> None:
     except Exception as error:
         if package := _missing_package(error):
             _leave(f"this command needs {package}: install it with pip install {package}", 2)
+        if is_out_of_memory(error):
+            _leave_without_memory(error)
         if os.environ.get(TRACEBACK_VARIABLE):
             raise
         _leave_with_bug(error)
@@ -131,6 +141,17 @@ def _leave(message: str, exit_code: int, error: CampoError | None = None) -> Non
             print_error_document(message, kind=kind, exit_code=exit_code, parts=parts)
     print_error(message)
     sys.exit(exit_code)
+
+
+def _leave_without_memory(error: Exception) -> NoReturn:
+    """Say that memory lacks; what was being computed is let go first, as a message takes memory, too."""
+    traceback.clear_frames(error.__traceback__)
+    told = OutOfMemoryError()
+    try:
+        _leave(str(told), told.exit_code, told)
+    except Exception:  # not even that much is left
+        os.write(2, f"error: {told}\n".encode())
+    os._exit(told.exit_code)
 
 
 def _leave_with_bug(error: Exception) -> NoReturn:

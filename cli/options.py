@@ -323,14 +323,19 @@ def existing(*names: "Path | str | None") -> list[Path]:
     return [Path(name) for name in names if name is not None and os.path.isfile(name)]
 
 
+_MOST_DIGITS = 100
+
+
 def dimensions(texts: list[str] | None) -> dict[str, int]:
     """Read ``NAME=SIZE`` texts."""
     sizes: dict[str, int] = {}
     for text in texts or ():
-        name, separator, size = (part.strip() for part in text.partition("="))
-        if not separator or not name or not (size.isascii() and size.removeprefix("-").isdigit()):
+        name, separator, digits = (part.strip() for part in text.partition("="))
+        is_size = separator and name and digits.isascii() and digits.removeprefix("-").isdigit()
+        if not is_size or len(digits) > _MOST_DIGITS:  # Python reads no more than some thousands
             raise UsageError(f"--dim {text!r} is not NAME=SIZE", remedy="Write, for example, --dim batch=64.")
-        if sizes.setdefault(name, int(size)) != int(size):
+        size = int(digits)
+        if sizes.setdefault(name, size) != size:
             raise UsageError(f"--dim gives {name!r} two sizes, {sizes[name]} and {size}")
     return sizes
 

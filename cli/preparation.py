@@ -56,6 +56,7 @@ class DataArguments:
         option(
             SAFETY,
             metavar="ERROR",
+            min=0.0,
             help="For --safety data: largest relative error of each gradient.  [default: 0.01, in BF16 0.08]",
         ),
     ] = None
@@ -167,6 +168,7 @@ class ProbeArguments:
             SAFETY,
             "--probe-s",
             metavar="SECONDS",
+            min=0.0,
             help="What --probe may take on one core while nothing is wrong; of a larger step, "
             "and of one that takes more than 2 GB or a quarter of the free memory, the first part runs.  "
             "[default: 5, and 0.4 ms for each node, up to 12]",

@@ -73,6 +73,7 @@ def profile(
 
     printing.apply()
     check_model(model)
+    saves_time = store is None
     store = store or default_path()
     check_outputs({"--output": output}, {"MODEL": model, "--inputs": inputs, "--store": store}, force=force)
     here = place.machine
@@ -84,7 +85,7 @@ def profile(
     with working("preparing inputs"):
         view, defaults = imported.view, imported.defaults
         feeds = synthesize(view) if inputs is None else read_feeds(inputs, view, defaults)
-    with Store(store) as timings, telling_what_is_kept(timings):
+    with Store(store, saves_time=saves_time) as timings, telling_what_is_kept(timings):
         print_note(timings.notice)
         with progressing(f"profiling {model.name} on {here.provider}") as advance:
             timer = NodeTimer(machine=here, store=timings)

@@ -116,13 +116,13 @@ def try_step(
         )
     check()
     if output is not None or report is not None:
-        from campo_onnx.files import write_text
+        from campo_onnx.files import write_texts
         from campo_onnx.integrations.trial.page import trial_page
 
-        if output is not None:
-            write_text(trial.to_json(), output)
+        texts = {} if output is None else {output: trial.to_json()}
         if report is not None:
-            write_text(trial_page(trial, command=command), report)
+            texts[report] = trial_page(trial, command=command)
+        write_texts(texts)
     if printing.json:
         print_json(trial.to_json())
     else:

@@ -266,3 +266,17 @@ def test_toml_that_takes_for_ever(text, message):
     with pytest.raises(DecodeError, match=message):
         from_toml(text)
     assert from_toml('ops = ["' + "a.b" * 1000 + '"]')
+
+
+@pytest.mark.parametrize("number", [1 << 63, -(1 << 63) - 1, 10**400])
+def test_numbers_beyond_64_bits(number):
+    for read, text in (
+        (from_json, '{"a": [0, %d]}'),
+        (from_toml, "a = [0, %d]"),
+        (from_json, b'{"a": [0, %d]}'),
+    ):
+        with pytest.raises(DecodeError, match=r"a\[1\]: the number is beyond 64 bits"):
+            read(text % number)
+    with pytest.raises(DecodeError, match="beyond 64 bits"):
+        from_toml("a = 0x1_0000_0000_0000_0000")
+    assert from_json(f"[{(1 << 63) - 1}, {-(1 << 63)}, 1e300]") == [(1 << 63) - 1, -(1 << 63), 1e300]

@@ -17,6 +17,7 @@ DOCUMENTED = {
     "DeviceMismatchError": 6,
     "PlanMismatchError": 7,
     "DeviceUnavailableError": 8,
+    "OutOfMemoryError": 8,
     "CheckFailedError": 9,
 }
 

@@ -10,7 +10,15 @@ import pytest
 
 from campo_onnx import files
 from campo_onnx.errors import ProfileError, UsageError
-from campo_onnx.files import cache_folder, data_folder, make_folder, read_bytes, replacing, write_text
+from campo_onnx.files import (
+    cache_folder,
+    data_folder,
+    make_folder,
+    read_bytes,
+    replacing,
+    write_text,
+    write_texts,
+)
 
 
 def names_in(folder: Path) -> list[str]:
@@ -53,7 +61,7 @@ def test_an_interruption_leaves_what_was_there(
     monkeypatch.undo()
     assert (target.read_text(), names_in(tmp_path)) == ("first", ["plan.json"])
     if isinstance(error, OSError):
-        assert str(raised.value) == f"{target} cannot be written: disk full. Nothing was left behind."
+        assert str(raised.value) == f"{target} cannot be written: disk full. No part of it was left behind."
 
 
 def test_every_byte_is_on_the_disk_before_the_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,3 +162,14 @@ def test_a_pipe_is_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not a regular file"):
         write_text("plan", tmp_path / "pipe")
     assert (tmp_path / "pipe").is_fifo()
+
+
+def test_texts_are_written_all_or_none(tmp_path):
+    (tmp_path / "a").write_text("before")
+    with pytest.raises(UsageError, match="b cannot be written"):
+        write_texts({tmp_path / "a": "after", tmp_path / "no" / "b": "b"})
+    assert (tmp_path / "a").read_text() == "before"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    write_texts({tmp_path / "a": "after", tmp_path / "b": "b"})
+    assert [(tmp_path / name).read_text() for name in "ab"] == ["after", "b"]
+    write_texts({})

@@ -3,13 +3,8 @@
 import re
 from dataclasses import dataclass
 
-from campo_onnx.errors import CampoError, DeviceUnavailableError, ModelError
+from campo_onnx.errors import CampoError, DeviceUnavailableError, ModelError, is_out_of_memory, says_no_memory
 
-_OUT_OF_MEMORY = re.compile(
-    r"failed to allocate memory|out of memory|_ALLOC(ATION)?_FAILED|bad_alloc|cudaErrorMemoryAllocation"
-    r"|smaller than requested bytes|CUDA failure 2\b",
-    re.IGNORECASE,
-)
 _DEVICE_LOST = re.compile(
     r"unspecified launch failure|illegal memory access|device-side assert|GPU is lost|device lost"
     r"|no CUDA-capable device|devices? unavailable|busy or unavailable|driver shutting down"
@@ -33,7 +28,7 @@ class Failure:
 def failure_of(error: Exception) -> Failure:
     """Tell what an error of ONNX Runtime means."""
     text = str(error).strip() or type(error).__name__
-    is_memory = isinstance(error, MemoryError) or bool(_OUT_OF_MEMORY.search(text))
+    is_memory = is_out_of_memory(error) or says_no_memory(text)
     if is_memory:
         error = DeviceUnavailableError(
             "the device is out of memory",

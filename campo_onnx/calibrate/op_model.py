@@ -10,6 +10,7 @@ TIME = "time"
 NEAREST = 6
 """Samples that a prediction from neighbours rests on."""
 
+_LARGEST_LOGARITHM = 700.0
 _AT_LEAST = 1e-3  # of a distance, so that a sample that is met exactly does not weigh infinitely
 
 
@@ -72,11 +73,16 @@ class OpModel:
         here = position(self.features, self.weights, events)
         if self.reach:
             weighted = (matern(math.dist(here, s[:-1]) / self.reach) * s[-1] for s in self.samples)
-            return math.exp(self.center + sum(weighted))
+            return _exp(self.center + sum(weighted))
         nearest = sorted((math.dist(here, sample[:-1]), sample[-1]) for sample in self.samples)[:NEAREST]
         shares = [1 / (distance + _AT_LEAST) for distance, _ in nearest]
         logarithms = zip(shares, (ratio for _, ratio in nearest), strict=True)
-        return math.exp(sum(share * ratio for share, ratio in logarithms) / sum(shares))
+        return _exp(sum(share * ratio for share, ratio in logarithms) / sum(shares))
+
+
+def _exp(logarithm: float) -> float:
+    """Return the ratio of a logarithm, which floats hold; what is too large is refused with the node."""
+    return math.exp(min(logarithm, _LARGEST_LOGARITHM))
 
 
 def position(
@@ -110,12 +116,14 @@ class TimeModel:
     def __post_init__(self) -> None:
         """Refuse models that cannot predict."""
         _check_linear(self.features, self.weights, self.constant_us)
+        if min((*self.weights, self.constant_us)) < 0:
+            raise ValueError("a weight or the constant is negative")
 
     def fp32_us(self, events: Mapping[str, float]) -> float:
         """Predict the FP32 time of a node."""
         pairs = zip(self.features, self.weights, strict=True)
         sum_us = sum(w * events[name] for name, w in pairs) + self.constant_us
-        return sum_us if self.residual is None else self.residual.low_us(sum_us, events)
+        return sum_us if self.residual is None else max(0.0, self.residual.low_us(sum_us, events))
 
 
 def _check_linear(features: tuple[str, ...], weights: tuple[float, ...], constant_us: float) -> None:

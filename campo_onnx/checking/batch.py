@@ -13,7 +13,7 @@ from campo_onnx import errors
 from campo_onnx.checking.check import check
 from campo_onnx.checking.policy import Pair, Policy
 from campo_onnx.checking.verdict import Verdicts
-from campo_onnx.errors import CampoError, InternalError, UsageError
+from campo_onnx.errors import CampoError, InternalError, OutOfMemoryError, UsageError, is_out_of_memory
 from campo_onnx.files.codec import DecodeError, fingerprint, from_plain, to_plain
 from campo_onnx.ir.importer import data_files_of
 from campo_onnx.scale.local import LocalPool
@@ -89,6 +89,8 @@ def check_pair(pair: Pair, folder: str) -> Row:
         try:
             return to_row(check(pair.mixed, pair.against, pair.policy, name=pair.name))
         except CampoError as error:
+            if is_out_of_memory(error):  # nothing to keep: with more memory it may pass
+                raise
             return to_row(
                 Verdicts(name=pair.name, mixed=str(pair.mixed), against=str(pair.against), error=error)
             )
@@ -170,7 +172,9 @@ def _numbers(plain: Any) -> Any:
 def _failed(pair: Pair, outcome: Outcome) -> Verdicts:
     what = f"{pair.name} could not be checked"
     error: CampoError
-    if outcome.traceback:
+    if outcome.is_memory:
+        error = OutOfMemoryError()
+    elif outcome.traceback:
         error = InternalError(what, why=outcome.failure, traceback=outcome.traceback)
     else:  # its workers died: of too little memory, perhaps
         error = CampoError(what, why=outcome.failure, remedy="Check it alone; if that fails too, report it.")

@@ -1,6 +1,5 @@
 """Limits for mixed graphs, and the policy file of a repository that holds many."""
 
-import math
 import os
 from collections import Counter
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from campo_onnx.optimize.values.ranges import DeclaredRange
 from campo_onnx.targets.target import Target, target
 
 DEFAULT_MIN_SPEEDUP = 1.0
+_NO_LIMIT = 1 << 63  # what verdicts are kept in has no larger numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +49,10 @@ class Policy:
         """Refuse limits that no graph, or every graph, would satisfy."""
         for name in ("max_drift", "min_speedup", "max_casts"):
             value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value >= 0):
-                raise UsageError(f"{name} is {value}", remedy="Give a number that is not negative.")
+            if value is not None and not 0 <= value < _NO_LIMIT:
+                raise UsageError(
+                    f"{name} is {value}", remedy="Give a number that is not negative, and below 2^63."
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

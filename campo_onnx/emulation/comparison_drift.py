@@ -1,6 +1,6 @@
 """Drift of every strategy's step by rounding: each plan emulated on the CPU, beside the FP32 step."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -62,7 +62,7 @@ def with_drift(
 
 
 def output_drift(
-    imported: Imported, mixed: onnx.ModelProto, batches: Iterable[Arrays], dims: Mapping[str, int]
+    imported: Imported, mixed: onnx.ModelProto, batches: Sequence[Arrays], dims: Mapping[str, int]
 ) -> dict[str, float]:
     """Relative error of every output of a planned step, emulated: the largest over some batches."""
     return worst_drift(seeded(emulate(mixed, dims)), references(imported, batches))

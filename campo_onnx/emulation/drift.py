@@ -1,6 +1,6 @@
 """Distance of a mixed step from the FP32 step, relative to FP32's own error and to what training notices."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +16,7 @@ from campo_onnx.emulation.numerics import difference, emulate, seeded
 from campo_onnx.ir.importer import Imported
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.updates import earlier_versions
-from campo_onnx.runtime.chunked_run import run_in_pieces
+from campo_onnx.runtime.chunked_run import dims_of_feeds, run_in_pieces
 from campo_onnx.runtime.machine import CPU, Machine
 from campo_onnx.runtime.registry import machine
 
@@ -287,9 +287,12 @@ class Reference:
         return name in self.bases, min(self.outputs[name].ndim, 2)
 
 
-def references(imported: Imported, batches: Iterable[Arrays]) -> tuple[Reference, ...]:
+def references(imported: Imported, batches: Sequence[Arrays]) -> tuple[Reference, ...]:
     """Prepare the FP32 step of a graph on each batch; what is low in the file is emulated."""
-    model = seeded(emulate(imported.model) if imported.view.is_mixed else imported.model)
+    model = imported.model
+    if imported.view.is_mixed:
+        model = emulate(model, dims_of_feeds(model, batches[0]))
+    model = seeded(model)
     earlier, here = earlier_versions(imported.view), machine(CPU)
     return tuple(
         Reference(model=model, feeds=feeds, earlier=earlier, machine=here, folder=imported.folder)

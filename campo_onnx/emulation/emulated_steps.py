@@ -50,7 +50,12 @@ class EmulatedSteps(Closing):
     def once(self, key: str, compute: Callable[[], Any]) -> Any:
         """Compute a value, unless it is kept."""
         if key not in self._results:
-            self._results.add(key, compute())
+            value = compute()
+            try:
+                self._results.add(key, value)
+            except UsageError:  # a full disk, perhaps: from now on they are in memory
+                self._results = self._results.in_memory()
+                self._results.add(key, value)
         return self._results[key]
 
 

@@ -18,10 +18,12 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.ir.constants import write_out_sparse
+from campo_onnx.ir.dims import dims_within
 from campo_onnx.ir.domains import shorten_domains
 from campo_onnx.ir.inline import inline_functions
 from campo_onnx.ir.proto import replace_items
 from campo_onnx.ir.shapes import infer
+from campo_onnx.ir.size_ranges import with_examples
 from campo_onnx.ir.sort import (
     bodies,
     fresh,
@@ -39,7 +41,7 @@ from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import is_low_dtype
 from campo_onnx.ops.registry import RANDOM
 from campo_onnx.ops.schema import schema_of
-from campo_onnx.runtime.chunked_run import run_in_pieces
+from campo_onnx.runtime.chunked_run import dims_of_feeds, run_in_pieces
 from campo_onnx.runtime.machine import CPU
 from campo_onnx.runtime.registry import machine
 
@@ -77,7 +79,8 @@ def emulate(model: ModelProto, dims: Mapping[str, int] | None = None) -> ModelPr
     graph = emulated.graph
     name_nodes(graph)
     sort_nodes(graph)
-    work = _Emulation(infer(emulated, dims or {}).dtypes, graph)
+    sizes = dims_within(graph, with_examples(emulated, dims or {}))
+    work = _Emulation(infer(emulated, sizes).dtypes, graph)
     for node in graph.node:
         work.add(node)
     replace_items(graph.node, work.nodes)
@@ -232,7 +235,7 @@ def drift(
     """
     here = machine(CPU, threads)
     expected = dict(run_in_pieces(seeded(fp32_model), feeds, here))
-    actual = dict(run_in_pieces(seeded(emulate(mixed_model)), feeds, here))
+    actual = dict(run_in_pieces(seeded(emulate(mixed_model, dims_of_feeds(mixed_model, feeds))), feeds, here))
     return {name: relative_l2(actual[name], expected[name]) for name in expected}
 
 

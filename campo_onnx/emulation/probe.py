@@ -118,7 +118,7 @@ def probe(
     why_not = ""
     rest = part.left_out(allowance)
     try:
-        subject = _subject(optimized, part.model, step.view)
+        subject = _subject(optimized, part.model, step.view, options.dims)
         is_whole = part.nodes == len(step.model.graph.node)  # inputs that no node reads have to be fed, too
         nodes = None if is_whole else subject.view.node.keys()
         drawn = draw_batches(step.view, products, options.ranges, nodes=nodes)
@@ -304,13 +304,15 @@ def _longest_right(involved: Sequence[str], others: Sequence[str], wrong: Wrong,
     return right
 
 
-def _subject(optimized: Optimized, model: onnx.ModelProto, sized: GraphView) -> Subject:
+def _subject(
+    optimized: Optimized, model: onnx.ModelProto, sized: GraphView, dims: Mapping[str, int]
+) -> Subject:
     """Prepare the step, or the first part of it, for being run."""
     problem, imported = optimized.problem, optimized.imported
     view = problem.view
     part = part_of(sized, frozenset(node.name for node in model.graph.node))
     if view.is_mixed:
-        model = emulate(model)
+        model = emulate(model, dims)
     model = seeded(model)
     scaling = loss_scaling(view)
     ill_scaled = (

@@ -8,7 +8,7 @@ import shutil
 import stat
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Self
@@ -48,7 +48,7 @@ def replacing(
     target: Path,
     *,
     title: str = "",
-    remedy: str = "Nothing was left behind.",
+    remedy: str = "No part of it was left behind.",
     also: tuple[type[Exception], ...] = (),
     follows_links: bool = True,
 ) -> Iterator[Path]:
@@ -67,7 +67,7 @@ def replacing_all(
     targets: Sequence[Path],
     *,
     title: str = "",
-    remedy: str = "Nothing was left behind.",
+    remedy: str = "No part of it was left behind.",
     also: tuple[type[Exception], ...] = (),
     follows_links: bool = True,
 ) -> Iterator[tuple[Path, ...]]:
@@ -197,8 +197,15 @@ def _flush(path: Path) -> None:
 
 def write_text(text: str, target: Path, *, follows_links: bool = True) -> None:
     """Write a text file, whole or not at all; see :func:`replacing_all`."""
-    with replacing(target, follows_links=follows_links) as path:
-        path.write_text(text, encoding="utf-8")
+    write_texts({target: text}, follows_links=follows_links)
+
+
+def write_texts(texts: Mapping[Path, str], *, follows_links: bool = True) -> None:
+    """Write text files, all of them or none; see :func:`replacing_all`."""
+    if texts:
+        with replacing_all([*texts], follows_links=follows_links) as paths:
+            for path, text in zip(paths, texts.values(), strict=True):
+                path.write_text(text, encoding="utf-8")
 
 
 def cause(error: Exception) -> str:

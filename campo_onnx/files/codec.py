@@ -22,6 +22,10 @@ TOML_LIMIT_BYTES = 1 << 18
 """Largest TOML file: people write those."""
 
 _MOST_DOTS = 256
+_NUMBERS = 1 << 63
+# Toml has hexadecimal and binary numbers, and underscores in all.
+_LONG_NUMBER = re.compile(r"[0-9a-fA-F_]{16}")
+_LONG_NUMBER_IN_BYTES = re.compile(_LONG_NUMBER.pattern.encode())
 _QUOTED = re.compile(rb"\"[^\"]*\"|'[^']*'")
 
 Document = dict[str, Any]
@@ -91,9 +95,11 @@ def from_plain(plain: Any, kind: type[T]) -> T:
 def from_json(text: str | bytes) -> Any:
     """Read JSON as plain values."""
     try:
-        return msgspec.json.decode(text)
+        return _with_usual_numbers(msgspec.json.decode(text), text)
     except RecursionError:
         raise DecodeError("it is nested too deeply") from None
+    except DecodeError:
+        raise
     except ValueError as error:  # of msgspec, or a surrogate in the text
         why = str(error).removeprefix("JSON is malformed: ")
         raise DecodeError(f"it is not JSON ({why})") from None
@@ -103,11 +109,32 @@ def from_toml(text: str | bytes) -> Any:
     """Read TOML as plain values."""
     _refuse_long_keys(text)
     try:
-        return msgspec.toml.decode(text)
+        return _with_usual_numbers(msgspec.toml.decode(text), text)
     except RecursionError:
         raise DecodeError("it is nested too deeply") from None
+    except DecodeError:
+        raise
     except ValueError as error:  # of msgspec, or bytes that are not UTF-8
         raise DecodeError(f"it is not TOML: {error}") from None
+
+
+def _with_usual_numbers(plain: T, text: str | bytes) -> T:
+    """Refuse integers beyond 64 bits: neither arrays nor floats hold them, and arithmetic on them fails."""
+    digits = _LONG_NUMBER if isinstance(text, str) else _LONG_NUMBER_IN_BYTES
+    if digits.search(text):  # type: ignore[arg-type]  # each fits its text
+        _refuse_long_numbers(plain, "")
+    return plain
+
+
+def _refuse_long_numbers(plain: Any, path: str) -> None:
+    if isinstance(plain, int) and not -_NUMBERS <= plain < _NUMBERS:
+        raise DecodeError("the number is beyond 64 bits", path)
+    if isinstance(plain, Mapping):
+        for key, value in plain.items():
+            _refuse_long_numbers(value, f"{path}.{key}".removeprefix("."))
+    elif isinstance(plain, list):
+        for index, value in enumerate(plain):
+            _refuse_long_numbers(value, f"{path}[{index}]")
 
 
 def _refuse_long_keys(text: str | bytes) -> None:

@@ -224,33 +224,59 @@ def write_out_sparse(graph: onnx.GraphProto) -> None:
 
     ONNX's inference takes a sparse initializer for a tensor without a type, and its checker refuses the file.
     """
+    _refuse_large_sparse(graph)
     for inner in graphs_of(graph):
-        inner.initializer.extend(_dense(sparse, sparse.values.name) for sparse in inner.sparse_initializer)
+        inner.initializer.extend(map(_dense, inner.sparse_initializer))
         del inner.sparse_initializer[:]
-        for attribute in (a for node in inner.node if node.op_type == "Constant" for a in node.attribute):
-            if attribute.type == onnx.AttributeProto.SPARSE_TENSOR and attribute.name == "sparse_value":
-                dense = _dense(attribute.sparse_tensor, attribute.sparse_tensor.values.name)
-                attribute.CopyFrom(onnx.helper.make_attribute("value", dense))
+        for attribute in filter(_is_sparse, _attributes(inner)):
+            attribute.CopyFrom(onnx.helper.make_attribute("value", _dense(attribute.sparse_tensor)))
 
 
-def _dense(sparse: onnx.SparseTensorProto, name: str) -> TensorProto:
-    shape = tuple(sparse.dims)
-    if math.prod(shape) > _DENSE_ELEMENTS:
-        raise UnsupportedModelError(
-            f"the sparse constant {name!r} has {math.prod(shape):,} elements",
-            why=f"it is written out as it is read, up to {_DENSE_ELEMENTS:,} elements",
-            remedy="Make it an input of the graph.",
-        )
+def _attributes(graph: onnx.GraphProto) -> Iterator[onnx.AttributeProto]:
+    return (a for node in graph.node if node.op_type == "Constant" for a in node.attribute)
+
+
+def _is_sparse(attribute: onnx.AttributeProto) -> bool:
+    return attribute.type == onnx.AttributeProto.SPARSE_TENSOR and attribute.name == "sparse_value"
+
+
+def _refuse_large_sparse(graph: onnx.GraphProto) -> None:
+    """Refuse sparse constants that are too large written out: all together, as a small file has many."""
+    total = 0
+    for inner in graphs_of(graph):
+        kept = [a.sparse_tensor for a in _attributes(inner) if _is_sparse(a)]
+        for sparse in (*inner.sparse_initializer, *kept):
+            name, shape = sparse.values.name, list(sparse.dims)
+            if any(size < 0 for size in shape):
+                raise ModelError(
+                    f"the sparse constant {name!r} has the shape {shape}", remedy="Export the model again."
+                )
+            total += math.prod(max(1, size) for size in shape)
+            if total > _DENSE_ELEMENTS:
+                raise UnsupportedModelError(
+                    f"the sparse constant {name!r} has the shape {shape}",
+                    why=f"sparse constants are written out as they are read, and with it they have {total:,} "
+                    f"elements, of at most {_DENSE_ELEMENTS:,}",
+                    remedy="Make it an input of the graph.",
+                )
+
+
+def _dense(sparse: onnx.SparseTensorProto) -> TensorProto:
+    name, shape = sparse.values.name, tuple(sparse.dims)
     if is_external(sparse.values) or is_external(sparse.indices):
         raise UnsupportedModelError(
             f"the sparse constant {name!r} lies outside the model file", remedy="Save it within the model."
         )
     values, places = array_of(sparse.values), array_of(sparse.indices)
-    dense = np.zeros(shape, values.dtype)
+    if (places < 0).any():  # NumPy counts it from the end
+        raise _damaged(name, "an index is negative")
     try:
+        dense = np.zeros(shape, values.dtype)
         dense[np.unravel_index(places, shape) if places.ndim == 1 else tuple(places.T)] = values
-    except (IndexError, ValueError) as error:
-        raise ModelError(
-            f"the sparse constant {name!r} is damaged", why=str(error), remedy="Export the model again."
-        ) from error
-    return numpy_helper.from_array(dense, name)
+        return numpy_helper.from_array(dense, name)
+    except (IndexError, TypeError, ValueError) as error:
+        raise _damaged(name, str(error)) from error
+
+
+def _damaged(name: str, why: str) -> ModelError:
+    return ModelError(f"the sparse constant {name!r} is damaged", why=why, remedy="Export the model again.")

@@ -8,6 +8,7 @@ from copy import deepcopy
 from onnx import GraphProto, TensorShapeProto, TypeProto, ValueInfoProto
 
 from campo_onnx.errors import UsageError
+from campo_onnx.ir.limits import is_too_large
 
 
 def check_dims(graph: GraphProto, dims: Mapping[str, int]) -> None:
@@ -16,6 +17,25 @@ def check_dims(graph: GraphProto, dims: Mapping[str, int]) -> None:
     A dimension without a name is called ``<input>[<axis>]``. Initializers that are listed as inputs
     have their own sizes and need none. Symbols that occur only inside the graph may be bound.
     """
+    wanted, symbols = _names(graph, dims)
+    _refuse_strangers(dims, names=[*wanted, *sorted(symbols.difference(wanted))])
+    missing = [name for name in wanted if name not in dims]
+    if missing:
+        raise UsageError(
+            "Sizes of graph inputs are unknown",
+            why="; ".join(f"{name} (of {', '.join(dict.fromkeys(wanted[name]))})" for name in missing),
+            remedy=f"Give each one: {' '.join(f'--dim {name}=SIZE' for name in missing)}.",
+        )
+
+
+def dims_within(graph: GraphProto, dims: Mapping[str, int]) -> dict[str, int]:
+    """Leave out the sizes of dimensions that a part of the graph they were given for does not have."""
+    wanted, symbols = _names(graph, dims)
+    return {name: size for name, size in dims.items() if name in wanted or name in symbols}
+
+
+def _names(graph: GraphProto, dims: Mapping[str, int]) -> tuple[dict[str, list[str]], set[str]]:
+    """Names of the dimensions to bind, with the inputs that have each, and symbols anywhere in the graph."""
     constants = {tensor.name for tensor in graph.initializer}
     wanted: dict[str, list[str]] = {}
     for info in graph.input:
@@ -28,14 +48,7 @@ def check_dims(graph: GraphProto, dims: Mapping[str, int]) -> None:
         for dim in info.type.tensor_type.shape.dim
         if dim.dim_param
     }
-    _refuse_strangers(dims, names=[*wanted, *sorted(symbols.difference(wanted))])
-    missing = [name for name in wanted if name not in dims]
-    if missing:
-        raise UsageError(
-            "Sizes of graph inputs are unknown",
-            why="; ".join(f"{name} (of {', '.join(dict.fromkeys(wanted[name]))})" for name in missing),
-            remedy=f"Give each one: {' '.join(f'--dim {name}=SIZE' for name in missing)}.",
-        )
+    return wanted, symbols
 
 
 def bind_type(declared: TypeProto, dims: Mapping[str, int], name: str = "") -> TypeProto:
@@ -77,10 +90,11 @@ def _refuse_strangers(dims: Mapping[str, int], *, names: list[str]) -> None:
             if names:
                 remedy = f"Did you mean {close[0]!r}?" if close else f"It has {', '.join(names)}."
             raise UsageError(f"The model has no dimension {name!r}", remedy=remedy)
-        if size <= 0:
+        if size <= 0 or is_too_large([size]):
             raise UsageError(
                 f"Dimension {name!r} cannot have size {size}",
-                remedy=f"Give a positive one: --dim {name}=SIZE.",
+                why="" if size <= 0 else "no tensor is so large",
+                remedy=f"Give a {'positive' if size <= 0 else 'smaller'} one: --dim {name}=SIZE.",
             )
 
 

@@ -4,9 +4,10 @@ They are far above every training graph and far below what would fill a machine.
 kilobytes can claim more: functions that call each other twice, or bodies within bodies.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto
 
@@ -19,6 +20,15 @@ MODEL_LIMIT_BYTES = (1 << 31) - 1
 
 MAX_NODES = 1_000_000
 """Nodes of a model, those of bodies and of inlined functions included."""
+
+MAX_INLINED_BYTES = 1 << 28
+"""What the calls of functions may add to a model: a body has constants, and each call a copy of them."""
+
+MAX_RANK = 64
+"""Axes of a tensor, where NumPy ends. A shape that is data may ask for millions at each node."""
+
+MAX_ELEMENTS = 1 << 42
+"""Elements of a tensor, and the largest size: beyond every memory, and far below where 64 bits overflow."""
 
 MAX_DEPTH = 8
 """Bodies within bodies (If, Loop, Scan)."""
@@ -40,17 +50,24 @@ def refuse_beyond_limits(model: ModelProto, title: str) -> None:
             raise ModelError(f"{title} defines the function {function.name!r} twice", remedy=_REMEDY)
         functions[name] = function
     extent = _Extents(functions, title)
-    extent.of(model.graph.node)
+    called = extent.of(model.graph.node).called_bytes
+    if called > MAX_INLINED_BYTES:
+        raise UnsupportedModelError(
+            f"{title} has {called:,} bytes of functions, one for each call",
+            why=f"more than {MAX_INLINED_BYTES:,}",
+            remedy="Make constants of functions initializers of the graph.",
+        )
     for function in model.functions:
         extent.of(function.node)
 
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
-    """Count nodes after inlining, and the depth of nested bodies."""
+    """Count nodes after inlining and the bytes that it adds, and the depth of nested bodies."""
 
     nodes: int
     depth: int
+    called_bytes: int = 0
 
 
 class _Extents:
@@ -63,11 +80,12 @@ class _Extents:
         self._open: list[_Name] = []
 
     def of(self, nodes: Iterable[NodeProto]) -> _Extent:
-        total = deepest = 0
+        total = deepest = called_bytes = 0
         for node in nodes:
             inside = [self.of(body.node) for body in bodies(node)]
             called = self._of_call((short_domain(node.domain), node.op_type, node.overload))
             self._refuse_surplus(node)
+            called_bytes += called.called_bytes + sum(extent.called_bytes for extent in inside)
             total += 1 + called.nodes + sum(extent.nodes for extent in inside)
             deepest = max(deepest, called.depth, *(extent.depth + 1 for extent in inside))
             if total > MAX_NODES:
@@ -79,7 +97,7 @@ class _Extents:
                     f"{self._title} has bodies (If, Loop, Scan) within each other",
                     why=f"more than {MAX_DEPTH} deep",
                 )
-        return _Extent(total, deepest)
+        return _Extent(total, deepest, called_bytes)
 
     def _refuse_surplus(self, node: NodeProto) -> None:
         """Refuse a call with more inputs or outputs than the function has: it cannot be inlined."""
@@ -109,9 +127,21 @@ class _Extents:
                     f"{self._title} has functions that call functions", why=f"more than {MAX_CALL_DEPTH} deep"
                 )
             self._open.append(name)
-            self._known[name] = self.of(self._functions[name].node)
+            extent, function_bytes = self.of(self._functions[name].node), self._functions[name].ByteSize()
+            self._known[name] = replace(extent, called_bytes=extent.called_bytes + function_bytes)
             self._open.pop()
         return self._known[name]
+
+
+def is_too_large(shape: Iterable[int]) -> bool:
+    """Say whether a tensor of this shape is larger than any can be.
+
+    Sizes count though one of them is zero: programs multiply them one after the other.
+
+    >>> is_too_large([1 << 21, 1 << 21]), is_too_large([1 << 21, 1 << 22]), is_too_large([0, 1 << 43])
+    (False, True, True)
+    """
+    return math.prod(max(1, size) for size in shape) > MAX_ELEMENTS
 
 
 def refuse_malformed(model: ModelProto, title: str) -> None:

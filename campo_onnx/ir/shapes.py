@@ -29,6 +29,7 @@ from campo_onnx.ir.check import hide_in_bodies, is_unsafe_to_infer
 from campo_onnx.ir.constants import array_of, constants_of, is_external
 from campo_onnx.ir.dims import bind_type, check_dims, static_shape
 from campo_onnx.ir.gradient_names import differentiated_tensor
+from campo_onnx.ir.limits import MAX_ELEMENTS, MAX_RANK, is_too_large
 from campo_onnx.ir.onnx_inference import HIDDEN, infer_types
 from campo_onnx.ir.sort import outer_reads
 from campo_onnx.ops.facts import output_types
@@ -98,10 +99,24 @@ class _Context:
     assumed: set[str] = field(default_factory=set)
 
     def record(self, name: str, tensor: TypeProto) -> None:
+        rank = len(tensor.tensor_type.shape.dim)
+        if rank > MAX_RANK:
+            raise ModelError(
+                f"the tensor {name!r} has {rank:,} axes",
+                why=f"{MAX_RANK} are the most",
+                remedy="Check the shapes in the file.",
+            )
         self.types[name] = tensor
         shape = static_shape(tensor)
-        if shape is not None:
-            self.shapes[name] = shape
+        if shape is None:
+            return
+        if is_too_large(shape):
+            raise ModelError(
+                f"the tensor {name!r} of shape {list(shape)} is too large",
+                why=f"{MAX_ELEMENTS:,} elements are the most",
+                remedy=_are_these_meant(self.dims) or "Check the sizes in the file.",
+            )
+        self.shapes[name] = shape
 
     def spec(self, name: str) -> TensorType:
         declared = self.types.get(name)
@@ -283,12 +298,16 @@ _CHECK_REMEDY = "Check the model with onnx.checker.check_model(model, full_check
 
 def _contradiction(node: NodeProto, context: _Context, error: Exception) -> ModelError:
     inputs = (f"{name}: {_spelled(context.spec(name))}" for name in node.input if name)
-    options = " ".join(f"--dim {name}={size}" for name, size in context.dims.items())
     return ModelError(
         f"The inputs of node {node.name!r} ({node.op_type}) do not fit together",
         why=f"{_readable(error)} ({', '.join(inputs)})",
-        remedy=f"Are these sizes meant: {options}?" if options else _CHECK_REMEDY,
+        remedy=_are_these_meant(context.dims) or _CHECK_REMEDY,
     )
+
+
+def _are_these_meant(dims: Mapping[str, int]) -> str:
+    options = " ".join(f"--dim {name}={size}" for name, size in dims.items())
+    return f"Are these sizes meant: {options}?" if options else ""
 
 
 def _spelled(spec: TensorType) -> str:

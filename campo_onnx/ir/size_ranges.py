@@ -7,6 +7,7 @@ from typing import NamedTuple
 import onnx
 
 from campo_onnx.errors import ModelError, UsageError
+from campo_onnx.files.codec import DecodeError, from_json, from_plain
 from campo_onnx.ir.proto import metadata, set_metadata
 
 _KEY = "campo_onnx.sizes"
@@ -30,8 +31,8 @@ def ranges_of(model: onnx.ModelProto) -> Mapping[str, SizeRange]:
     """Read at which sizes a model says that it holds; empty where it says nothing."""
     text = metadata(model, _KEY) or "{}"
     try:
-        read = {str(name): SizeRange(*map(int, numbers)) for name, numbers in json.loads(text).items()}
-    except (ValueError, TypeError, AttributeError):
+        read = from_plain(from_json(text), dict[str, SizeRange])
+    except DecodeError:
         raise ModelError(
             f"the metadata {_KEY!r} of the model is damaged", remedy="Export the step again."
         ) from None

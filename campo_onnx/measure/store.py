@@ -71,16 +71,20 @@ class Store(Closing):
     """The timings in one file.
 
     `path`: the file; it is created, with its folder, when it is missing. None keeps timings in memory.
+    `saves_time`: whether timings are kept for nothing but later runs. Where the file cannot be used, or takes
+    no more, they are then in memory, and work goes on.
 
     Its `notice` tells the user that a damaged file was set aside; else it is ``""``. Raises ProfileError if
     the file cannot be used at all: no permission, a full disk, not a store of ours, one of a newer version.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None = None, *, saves_time: bool = False) -> None:
         self.path = path
         self.notice = ""
         self._written: list[tuple[str, tuple[object, ...]]] = []
-        with self._refusals():
+        self._saves_time = saves_time
+        self._connection = connect(None)
+        with self._or_in_memory(), self._refusals():
             self._connect()
 
     def close(self) -> None:
@@ -150,12 +154,13 @@ class Store(Closing):
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._set_aside_if_damaged(self.path)
+        self._connection.close()
         self._connection = connect(self.path)
         self._identity = identity(self.path)
         self._beside = tuple(map(identity, files_beside(self.path)))
 
     def _write(self, statement: str, row: tuple[object, ...]) -> None:
-        with self._refusals():
+        with self._or_in_memory((statement, row)), self._refusals():
             self._find_again()
             self._connection.execute(statement, row)
             if None in self._beside:
@@ -174,6 +179,20 @@ class Store(Closing):
         self._connect()
         for statement, row in self._written:
             self._connection.execute(statement, row)
+
+    @contextmanager
+    def _or_in_memory(self, *refused: tuple[str, tuple[object, ...]]) -> Iterator[None]:
+        """Go on in memory, with what was filed and what was refused, where the file only saves time."""
+        try:
+            yield
+        except ProfileError as error:
+            if not self._saves_time or self.path is None:
+                raise
+            self.notice = f"Timings are not kept for later runs: {error.what}, {error.why}."
+            self.path = None
+            self._connect()
+            for statement, row in (*self._written, *refused):
+                self._connection.execute(statement, row)
 
     @contextmanager
     def _refusals(self) -> Iterator[None]:

@@ -150,7 +150,7 @@ def _pieces(model: ModelProto, feeds: Mapping[str, NDArray[Any]], limits: Limits
     if model.functions or not all(v.type.HasField("tensor_type") for v in graph.output):
         return []
     try:
-        types = infer(model, _dims(model, feeds))
+        types = infer(model, dims_of_feeds(model, feeds))
     except CampoError:
         return []
     sources = {v.name for v in graph.input} | {t.name for t in graph.initializer}
@@ -158,7 +158,7 @@ def _pieces(model: ModelProto, feeds: Mapping[str, NDArray[Any]], limits: Limits
     return _linked(groups, sources, {v.name for v in graph.output}, types) if len(groups) > 1 else []
 
 
-def _dims(model: ModelProto, feeds: Mapping[str, NDArray[Any]]) -> dict[str, int]:
+def dims_of_feeds(model: ModelProto, feeds: Mapping[str, NDArray[Any]]) -> dict[str, int]:
     """Sizes of the dimensions that the graph leaves open, as the feeds have them."""
     sizes: dict[str, int] = {}
     for info in model.graph.input:
@@ -167,7 +167,7 @@ def _dims(model: ModelProto, feeds: Mapping[str, NDArray[Any]]) -> dict[str, int
             continue
         for axis, size in enumerate(feeds[info.name].shape):
             dim = declared.shape.dim[axis] if axis < len(declared.shape.dim) else None
-            if dim is None or not dim.HasField("dim_value"):
+            if dim is None or not dim.HasField("dim_value") or dim.dim_value < 0:
                 name = dim.dim_param if dim is not None else ""
                 sizes[name or f"{info.name}[{axis}]"] = size
     return sizes

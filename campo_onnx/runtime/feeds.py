@@ -97,16 +97,28 @@ def synthesize(
 def _between(
     lowest: float, highest: float, like: NDArray[Any], generator: np.random.Generator
 ) -> NDArray[Any]:
-    held = np.finfo(like.dtype) if np.issubdtype(like.dtype, np.floating) else None
-    if held is not None:
-        lowest, highest = max(lowest, float(held.min)), min(highest, float(held.max))
+    is_float = np.issubdtype(like.dtype, np.floating)
+    if like.dtype != bool:
+        least, most = _held(like.dtype)
+        lowest, highest = min(max(lowest, least), most), max(min(highest, most), least)
     if lowest < 0.0 < highest or not like.ndim:
-        drawn = lowest + generator.random(like.shape) * (highest - lowest)
+        shares = generator.random(like.shape)
+        drawn = (1.0 - shares) * lowest + shares * highest
     else:
         near, far = sorted((lowest, highest), key=abs)
         drawn = np.where(generator.random(like.shape) < _MASKED, far, near)
         drawn[..., :1] = near
-    return np.asarray(drawn if held is not None else np.rint(drawn)).astype(like.dtype)
+    return np.asarray(drawn if is_float else np.rint(drawn)).astype(like.dtype)
+
+
+def _held(dtype: np.dtype[Any]) -> tuple[float, float]:
+    """Least and largest number that a type holds and that is an FP64 number as well."""
+    if np.issubdtype(dtype, np.floating):
+        floats = np.finfo(dtype)
+        return float(floats.min), float(floats.max)
+    integers = np.iinfo(dtype)
+    most = float(integers.max)
+    return float(integers.min), most if int(most) <= integers.max else float(np.nextafter(most, 0.0))
 
 
 def read_feeds(path: Path, view: GraphView, defaults: Mapping[str, NDArray[Any]] | None = None) -> Feeds:

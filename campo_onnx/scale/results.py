@@ -72,6 +72,13 @@ class Results(Mapping[str, Any], Closing):
             self._append(f"{json.dumps(row, allow_nan=False)}\n".encode())
         self._values[key] = value
 
+    def in_memory(self) -> "Results":
+        """Close the file, and go on with what is known, in no file."""
+        self.close()
+        others = Results()
+        others._values.update(self._values)
+        return others
+
     def close(self) -> None:
         """Close the file, which another process may then open."""
         if self._file is not None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from campo_onnx.errors import is_out_of_memory
 from campo_onnx.scale.results import Results
 
 ATTEMPTS = 3
@@ -33,6 +34,7 @@ class Outcome:
     # Why there is no value: the error of its function, or that its workers died; else `""`. A failed task is
     # not kept, so that the next run does it again.
     failure: str = ""
+    is_memory: bool = False  # whether it failed for lack of memory
     traceback: str = ""  # where its function failed; `""` for workers that died
     cpu_s: float = 0.0
 
@@ -53,7 +55,11 @@ def call(task: Task) -> Outcome:
     try:
         value = task.function(*task.arguments)
     except Exception as error:  # of one task in thousands: the others go on, and this one is told
-        return Outcome(failure=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
+        return Outcome(
+            failure=f"{type(error).__name__}: {error}",
+            is_memory=is_out_of_memory(error),
+            traceback=traceback.format_exc(),
+        )
     return Outcome(value=value, cpu_s=time.process_time() - began)
 
 

@@ -13,11 +13,13 @@ import pytest
 from benchmarks import campo_eval, figures
 from benchmarks.evaluation import collect, converted, node_times, peers, predicted, stepped
 from benchmarks.evaluation import strategies as labels
+from benchmarks.measured.sides import SIDES
 from benchmarks.pages import render
 from benchmarks.steps import Deadline, Records, StepError
 from benchmarks.zoo import TITLES
 from campo_onnx import Plan, optimize_model, target
 from campo_onnx.bench.result import BenchResult, BenchRow, Interval, Outcome
+from campo_onnx.errors import UsageError
 from campo_onnx.ir.importer import import_model
 from campo_onnx.optimize.plan.reason import Reason
 from campo_onnx.runtime.registry import machine
@@ -337,6 +339,25 @@ class TestPage:
                 values = {"VGG-16": {"campo": 1.5, "optimal": 2.0}, "AlexNet": {"campo": 1.0, "optimal": 3.0}}
                 draw(values, ["campo", "optimal"], tmp_path / name, title="t", axis="x", **how)
             assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+    def test_no_two_series_look_alike(self) -> None:
+        names = [side.title for side in SIDES.values()]
+        drawn = [name for name in names if name not in ("OpenVINO, FP32", "fine-grained")]
+        for series in (drawn, drawn[::-1], ["optimal", "campo"]):
+            styles = figures.styles_of(series)
+            assert [*styles] == series
+            assert len({colour for colour, _ in styles.values()}) == len(series)
+            assert len({shape for _, shape in styles.values()}) == len(series)
+            assert styles["optimal"] == ("#D55E00", "*")
+
+    def test_more_series_than_styles_are_an_error(self, tmp_path: Path) -> None:
+        pytest.importorskip("matplotlib")
+        row = {f"series {number}": 1.0 for number in range(10)}
+        with pytest.raises(UsageError, match="10 series cannot be told apart"):
+            figures.dots({"VGG-16": row}, [*row], tmp_path / "a.svg", title="t", axis="x")
+        with pytest.raises(UsageError, match="10 series cannot be told apart"):
+            figures.curves({"MLP": {name: [1.0] for name in row}}, tmp_path / "a.svg", axis="x", steps="y")
+        assert not [*tmp_path.iterdir()]
 
     def test_curves_are_drawn(self, tmp_path: Path) -> None:
         pytest.importorskip("matplotlib")

@@ -252,6 +252,7 @@ def model(**changes: object) -> OpModel:
         (lambda: model(ratios=(0.0, 1.0)), "ratios are"),
         (lambda: model(ratios=(1.0, 0.5)), "ratios are"),
         (lambda: TimeModel(features=("flops",), weights=(1.0, 2.0), constant_us=0.0), "1 features have 2"),
+        (lambda: TimeModel(features=("flops",), weights=(-1.0,), constant_us=0.0), "is negative"),
         (lambda: model(samples=((1.0,),)), "a number for each feature"),
         (lambda: CastModel(r_us=-1e-9, c_i_us=1.0), "r_us is -1e-09"),
         (lambda: CastModel(r_us=1e-9, c_i_us=math.nan), "c_i_us is nan"),

@@ -62,6 +62,8 @@ def test_lists_of_the_repository_are_found_beside_the_policy(load, tmp_path):
         ("defaults = 3\n" + GRAPH, "defaults: expected `object`, got `int`"),
         (GRAPH + 'max_drift = "1"', "graph[0].max_drift: expected `float | null`, got `str`"),
         (GRAPH + "max_drift = nan", "graph[0]: max_drift is nan. Give a number that is not negative"),
+        (GRAPH + f"max_casts = {10**400}", "max_casts: the number is beyond 64 bits"),
+        (GRAPH + f"dims = {{ batch = {10**23} }}", "dims.batch: the number is beyond 64 bits"),
         (GRAPH + "min_speedup = inf", "graph[0]: min_speedup is inf. Give a number"),
         ("[defaults]\nmin_speedup = -1\n" + GRAPH, "graph[0]: min_speedup is -1"),
         (GRAPH + "max_drift = true", "graph[0].max_drift: expected `float | null`, got `bool`"),

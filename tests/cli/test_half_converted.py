@@ -179,3 +179,38 @@ def test_a_plan_slower_than_the_file_is_not_said_to_be_of_another_version(progra
     out = capsys.readouterr().out
     assert "1x is required" in out
     assert "another version" not in out
+
+
+@pytest.fixture
+def open_batch(tmp_path):
+    """A file in FP16 whose batch has a name, and a batch for it."""
+    text = (
+        '<ir_version: 10, opset_import: ["": 20]> '
+        "g (float16[batch, 64] x, float16[64, 64] w) => (float16[batch, 64] y) "
+        "{ h = MatMul(x, w) y = Relu(h) }"
+    )
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "half.onnx")
+    x, w = np.ones((32, 64), np.float16), np.full((64, 64), 0.5, np.float16)
+    np.savez(tmp_path / "b.npz", x=x, w=w)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "optimize half.onnx --device v100 -o out.onnx",
+        "optimize half.onnx --device v100 -o out.onnx --inputs b.npz --rules --min-gain 0",
+        "optimize half.onnx --device v100 -o out.onnx --inputs b.npz --safety data",
+        "optimize half.onnx --device v100 -o out.onnx --inputs b.npz --max-error 0.1",
+        "optimize half.onnx --device v100 -o out.onnx --simplify --precision auto",
+        "compare half.onnx --device v100 --drift planned --drift dfp16",
+        "frontier half.onnx --device v100 --runs 2 --emulated 2",
+        "frontier half.onnx --device v100 --runs 2 --emulated 2 --inputs b.npz",
+        "check half.onnx --against half.onnx --device v100 --min-speedup 0",
+        "bench half.onnx half.onnx --device cpu --steps 6 --threads 1",
+        "profile half.onnx -o p.parquet --device cpu --steps 1 --threads 1",
+    ],
+)
+def test_a_size_holds_in_every_stage(program, open_batch, capsys, words):
+    assert program(*words.split(), "--dim", "batch=32") == 0, capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "batch=SIZE" not in printed.err + printed.out

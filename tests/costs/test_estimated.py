@@ -1,5 +1,6 @@
 """The datasheet estimate, against numbers done by hand and the physics it must keep."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,9 @@ from onnx import TensorProto
 
 from campo_onnx.costs import estimated
 from campo_onnx.costs.estimated import estimate
-from campo_onnx.costs.table import CostTable
+from campo_onnx.costs.evidence import CostSource
+from campo_onnx.costs.table import CostTable, NodeCost
+from campo_onnx.errors import ProfileError
 from campo_onnx.hardware.datasheet import devices
 from campo_onnx.hardware.hardware import Efficiency, Hardware
 from campo_onnx.ir.view import GraphView, OpNode, TensorInfo, TensorKind
@@ -19,6 +22,7 @@ from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.refusal import Refused
 from campo_onnx.ops.signature import Signature
+from campo_onnx.targets.cast_model import CastModel
 from campo_onnx.targets.roofline import Estimate, gemm_rate, node_time
 from campo_onnx.targets.target import Target, target
 
@@ -185,3 +189,13 @@ def test_nodes_that_are_alike_are_estimated_once(monkeypatch: pytest.MonkeyPatch
     assert len(table.nodes) == 5000
     assert len(asked) == 2  # in FP32, and low
     assert len(table.nodes) == 5000
+
+
+def test_times_that_no_device_takes():
+    table = CostTable(target=GPU, source=CostSource.MODEL, nodes={}, cast=CastModel(r_us=1e-5, c_i_us=1.0))
+    slow = NodeCost(node="n", fp32_us=1e308, low_us=1.0, on_tensor_cores=False, source=CostSource.MODEL)
+    with pytest.raises(ProfileError, match=r"the node 'n' would take 1e\+308 us on gpu: no device is"):
+        replace(table, nodes={"n": slow})
+    with pytest.raises(ProfileError, match="a Cast would take"):
+        replace(table, cast=CastModel(r_us=1e308, c_i_us=1.0))
+    assert replace(table, cast=CastModel(r_us=math.inf, c_i_us=1.0)).cast.r_us == math.inf

@@ -270,3 +270,20 @@ def test_what_cannot_be_measured_is_told():
     done = import_model(optimize(DATA / "alexnet_like.onnx", options).model)
     with pytest.raises(UsageError, match="result of campo-onnx already"):
         measured_frontier(done, problem, options, [batch_of(imported)])
+
+
+def test_results_that_cannot_be_kept_are_in_memory(tmp_path, monkeypatch):
+    imported, _, _ = posed("mlp")
+    with EmulatedSteps(references_of(imported, [batch_of(imported)]), tmp_path) as steps:
+        assert steps.once("a", lambda: [1.0]) == [1.0]
+
+        def full(*_):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("os.write", full)
+        assert steps.once("b", lambda: [2.0]) == [2.0]
+        monkeypatch.undo()
+        assert steps.once("a", lambda: [3.0]) == [1.0]
+        assert steps.once("c", lambda: [4.0]) == [4.0]
+    with EmulatedSteps(references_of(imported, [batch_of(imported)]), tmp_path) as steps:
+        assert [steps.once(key, lambda: [5.0]) for key in "abc"] == [[1.0], [5.0], [5.0]]

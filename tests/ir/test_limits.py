@@ -12,6 +12,7 @@ from campo_onnx.errors import ModelError, UnsupportedModelError, UsageError
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.limits import MAX_CALL_DEPTH, MAX_DEPTH
+from campo_onnx.ir.proto import set_metadata
 
 HEADER = '<ir_version: 10, opset_import: ["": 20, "local": 1]>'
 MAIN = "g (float[2] x) => (float[2] y) { y = local.F0 (x) }"
@@ -185,3 +186,54 @@ def test_a_file_larger_than_any_model_is_not_read(tmp_path):
 def test_names_that_are_none(tmp_path, name):
     with pytest.raises(UsageError, match="cannot be read"):
         import_model(tmp_path / name)
+
+
+@pytest.mark.parametrize("shape", ["9223372036854775807", "2097152, 2097152, 2", "0, 9223372036854775807"])
+def test_sizes_that_no_tensor_has(shape):
+    proto = parser.parse_model(f"{HEADER} g (float[{shape}] x) => (float[{shape}] y) {{ y = Relu(x) }}")
+    with pytest.raises(ModelError, match=r"the tensor 'x' of shape \[.*\] is too large"):
+        import_model(proto)
+
+
+def test_named_sizes_that_are_too_large_only_together():
+    proto = parser.parse_model(f"{HEADER} g (float[N, N] x) => (float[N, N] y) {{ y = Relu(x) }}")
+    assert import_model(proto, {"N": 1 << 21}).view.shape("y") == (1 << 21, 1 << 21)
+    with pytest.raises(ModelError, match=r"is too large.*Are these sizes meant: --dim N=4194304\?"):
+        import_model(proto, {"N": 1 << 22})
+
+
+def test_sizes_that_are_computed():
+    proto = parser.parse_model(
+        f"{HEADER} g (float[2] x) => (float[A, B] y) <int64[2] s = {{2147483648, 2147483648}}>"
+        "{ z = ConstantOfShape(s) y = Add(z, z) }"
+    )
+    with pytest.raises(ModelError, match=r"'z' of shape .* is too large"):
+        import_model(proto)
+
+
+@pytest.mark.parametrize("numbers", ["[1e999, 1, 8]", "[1, 8]", f"[4, 1, {10**23}]", "8", "[true, 1, 8]"])
+def test_sizes_in_the_metadata_that_are_damaged(numbers):
+    proto = parser.parse_model(f"{HEADER} g (float[N] x) => (float[N] y) {{ y = Relu(x) }}")
+    set_metadata(proto, "campo_onnx.sizes", f'{{"N": {numbers}}}')
+    with pytest.raises(ModelError, match=r"the metadata 'campo_onnx\.sizes' of the model is damaged"):
+        import_model(proto)
+
+
+def test_constants_of_functions_count_for_each_call():
+    model = chain(16, "h = {next}(a) b = {next}(h)")
+    constant = helper.make_node(
+        "Constant", [], ["c"], value=numpy_helper.from_array(np.ones(2048, np.float32))
+    )
+    model.functions[-1].node.append(constant)
+    with pytest.raises(UnsupportedModelError, match="bytes of functions, one for each call"):
+        import_model(model)
+
+
+def test_more_axes_than_any_tensor_has():
+    shape = ", ".join(["1"] * 65)
+    proto = parser.parse_model(
+        f"{HEADER} g (float[2] x) => (float[N, M] y) <int64[65] s = {{{shape}}}>"
+        "{ z = ConstantOfShape(s) f = Flatten(z) y = Add(x, f) }"
+    )
+    with pytest.raises(ModelError, match="the tensor 'z' has 65 axes"):
+        import_model(proto)

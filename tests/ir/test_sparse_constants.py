@@ -56,6 +56,38 @@ def test_its_values_count(lower):
     assert np.max(large.imported.view.values["w"]) == 1e5
 
 
+def test_they_are_bounded_together():
+    model = sparse_model([1, 14], size=1 << 11, is_initializer=True)
+    assert import_model(model).constants["w"].dims == [1 << 11, 1 << 11]
+    for number in range(4):  # each a quarter of what all may have
+        sparse = model.graph.sparse_initializer.add()
+        sparse.CopyFrom(model.graph.sparse_initializer[0])
+        sparse.values.name = f"more.{number}"
+    with pytest.raises(UnsupportedModelError, match=r"with it they have 20,971,520 elements"):
+        import_model(model)
+
+
+@pytest.mark.parametrize("dims", [(-4, 4), (-4, -4), (0, 1 << 62)])
+def test_sizes_that_no_constant_has(dims):
+    for is_initializer in (False, True):
+        model = sparse_model([1, 14], is_initializer=is_initializer)
+        sparse = (
+            model.graph.sparse_initializer[0]
+            if is_initializer
+            else model.graph.node[0].attribute[0].sparse_tensor
+        )
+        sparse.dims[:] = dims
+        with pytest.raises((ModelError, UnsupportedModelError), match="the sparse constant 'w' has"):
+            import_model(model)
+
+
+@pytest.mark.parametrize("indices", [[1, -1], [[0, 1], [-1, 2]], 3])
+def test_places_that_it_has_not(indices):
+    model = sparse_model(indices, values=(2.0,) if indices == 3 else (2.0, -3.0))
+    with pytest.raises(ModelError):
+        import_model(model)
+
+
 def test_one_that_is_damaged_too_large_or_outside_the_file_is_refused():
     with pytest.raises(ModelError):
         import_model(sparse_model([1, 16]))

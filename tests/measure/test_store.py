@@ -397,3 +397,27 @@ def test_a_store_that_is_read_only_is_an_error_and_stays(tmp_path: Path) -> None
         folder.chmod(0o755)
         assert path.read_bytes() == before
         assert [file.name for file in folder.iterdir()] == ["t.sqlite"]
+
+
+def test_where_timings_only_save_time_work_goes_on_in_memory(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "file" / "t.sqlite"  # no folder can be made there
+    with pytest.raises(ProfileError, match="cannot be used"):
+        Store(path)
+    with Store(path, saves_time=True) as store:
+        assert store.notice.startswith("Timings are not kept for later runs: the measurement store")
+        store.add(KEY, TIMING)
+        assert store.find(KEY) == TIMING
+        assert store.path is None
+
+
+def test_a_file_that_takes_no_more_is_left_where_it_only_saves_time(tmp_path):
+    with Store(tmp_path / "t.sqlite", saves_time=True) as store:
+        store.add(KEY, TIMING)
+        store._connection.execute("PRAGMA query_only = 1")  # as on a full disk: reads go on
+        other = replace(KEY, signature="MatMul 8x8")
+        store.add(other, TIMING)
+        assert (store.find(KEY), store.find(other)) == (TIMING, TIMING)
+        assert store.path is None
+    with Store(tmp_path / "t.sqlite") as kept:
+        assert kept.find(KEY) == TIMING

@@ -272,3 +272,16 @@ def test_what_is_read_is_what_was_looked_at(tmp_path):
 def test_a_device_is_not_read():
     with pytest.raises(UsageError, match="not a regular file"):
         read_feeds(Path("/dev/zero"), VIEW)
+
+
+@pytest.mark.parametrize(
+    "bounds", [(1e308, 1e308), (-1e308, 1e308), (float("-inf"), float("inf")), (1e30, 1e300)]
+)
+@pytest.mark.parametrize("kind", ["float", "float16", "double", "int64", "int32", "uint8"])
+def test_declared_ranges_beyond_what_a_type_holds(model_text, bounds, kind):
+    model = model_text(
+        f"g ({kind}[4, 4] x, float[2] z) => (float[2] y) {{ c = Cast<to = 1>(x) y = Relu(z) }}"
+    )
+    (drawn, _) = synthesize(import_model(model).view, within={"x": bounds}).values()
+    assert np.isfinite(drawn.astype(np.float64)).all()  # and no warning, which is an error here
+    assert bounds[0] < 0 or (drawn >= 0).all()
