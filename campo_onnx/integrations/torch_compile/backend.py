@@ -15,8 +15,9 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from campo_onnx.errors import CampoError, UnsupportedModelError, is_foreign
 from campo_onnx.export.torch.complex_numbers import without_complex
+from campo_onnx.export.torch.fp32_demands import autocast_around
 from campo_onnx.export.translate import UntranslatedUseError
-from campo_onnx.integrations.torch_compile.autocast import autocast_precision, without_casts
+from campo_onnx.integrations.torch_compile.autocast import autocast_precision, mark_demands, without_casts
 from campo_onnx.integrations.torch_compile.flat import flatten, provider_of, refuse_untranslatable
 from campo_onnx.integrations.torch_compile.joint import JointGraph, opaque_call
 from campo_onnx.integrations.torch_compile.planning import plan_graph
@@ -219,6 +220,7 @@ def campo_onnx(
     be translated, under ``options={"fallback": "error"}``.
     """
     settings = Settings.of(options)
+    mark_demands(gm, autocast_around())
     allowed = autocast_precision(gm)
     if allowed is not None and settings.precision is None:
         settings = replace(settings, precision=allowed)
