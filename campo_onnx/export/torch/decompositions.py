@@ -323,6 +323,15 @@ def _corrcoef(x: torch.Tensor) -> torch.Tensor:
     return (covariances / deviations.unsqueeze(1) / deviations).clamp(-1.0, 1.0)
 
 
+def _nansum(x: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> torch.Tensor:
+    """Sum up what is a number. Of no axes torch traces the shape of none, where its kernel takes all."""
+    return torch.where(x.isnan(), 0, x).sum(dim=dim, keepdim=keepdim, dtype=dtype)
+
+
+def _nanmean(x: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> torch.Tensor:
+    return _nansum(x, dim, keepdim, dtype=dtype) / (~x.isnan()).sum(dim=dim, keepdim=keepdim)
+
+
 FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
     torch.cov: _cov,
     torch.Tensor.cov: _cov,
@@ -348,6 +357,10 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
     F.multilabel_margin_loss: _multilabel_margin,
     torch._C._nn.multilabel_margin_loss: _multilabel_margin,
     torch.Tensor.fill_diagonal_: _fill_diagonal,
+    torch.nansum: _nansum,
+    torch.Tensor.nansum: _nansum,
+    torch.nanmean: _nanmean,
+    torch.Tensor.nanmean: _nanmean,
     torch.histc: _histc,
     torch.Tensor.histc: _histc,
     **packed.FUNCTIONS,

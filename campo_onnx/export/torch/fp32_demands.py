@@ -19,6 +19,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 _DEVICES = ("cpu", "cuda")
 
+_CHECKPOINT = "torch.utils.checkpoint"
+
 _PRODUCTS = frozenset(
     {
         *(F.linear, F.bilinear, F.scaled_dot_product_attention, torch.matmul, torch.Tensor.matmul),
@@ -101,8 +103,9 @@ class Fp32Demands:
             self._end()
 
     def _begin(self, is_on: bool | None) -> None:
-        # custom_bwd restores the state that custom_fwd saw, which is none here.
-        restores = sys._getframe(2).f_code.co_name == "decorate_bwd"
+        caller = sys._getframe(2)
+        # custom_bwd and checkpointing restore the state of the forward pass, in which autocast is off here.
+        restores = caller.f_code.co_name == "decorate_bwd" or caller.f_globals["__name__"] == _CHECKPOINT
         self._states.append(self._states[-1] if restores else is_on)
         self._started.append(torch.autograd._get_sequence_nr())
 
