@@ -21,6 +21,7 @@ from campo_onnx.integrations.torch_compile.autocast import autocast_precision, m
 from campo_onnx.integrations.torch_compile.flat import flatten, provider_of, refuse_untranslatable
 from campo_onnx.integrations.torch_compile.joint import JointGraph, opaque_call
 from campo_onnx.integrations.torch_compile.planning import plan_graph
+from campo_onnx.integrations.torch_compile.recurrent import listen
 from campo_onnx.integrations.torch_compile.runtimes import RuntimeChoice
 from campo_onnx.integrations.torch_compile.settings import Settings
 from campo_onnx.integrations.torch_compile.single import InPieces, Piece, SizedGraph, in_torch
@@ -219,6 +220,7 @@ def campo_onnx(
     Raises UsageError if an option is unknown, or has no such value; UnsupportedModelError if something cannot
     be translated, under ``options={"fallback": "error"}``.
     """
+    listen()
     settings = Settings.of(options)
     mark_demands(gm, autocast_around())
     allowed = autocast_precision(gm)
@@ -236,6 +238,8 @@ def campo_onnx(
     call.campo_onnx = compiled  # type: ignore[attr-defined]  # alive as long as what it belongs to
     return call
 
+
+listen()
 
 _PART = re.compile(r"\._modules\['([^']*)'\]|\._(parameters|buffers)\['([^']*)'\]")
 
