@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.nn import _reduction
+from torch.utils._pytree import tree_map_only
 
 from campo_onnx.export.torch import composed, packed, strided
 
@@ -381,9 +382,18 @@ def _weight_norm_backward(
     return (g / norms) * (gradient - v * (moment / norms)), moment
 
 
+def _in_order(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Let the results of a rule lie in order: views of them were traced of what torch's kernel gives."""
+
+    def ordered(*args: Any, **kwargs: Any) -> Any:
+        return tree_map_only(torch.Tensor, torch.Tensor.contiguous, rule(*args, **kwargs))
+
+    return ordered
+
+
 OPERATIONS: Mapping[Any, Callable[..., Any]] = {
     aten._weight_norm_interface_backward.default: _weight_norm_backward,
     **strided.OPERATIONS,
-    **composed.OPERATIONS,
+    **{operation: _in_order(rule) for operation, rule in composed.OPERATIONS.items()},
 }
 """Operations that are replaced by others in the graph."""
