@@ -73,7 +73,12 @@ class Fp32Demands:
 
     def __enter__(self) -> "Fp32Demands":
         autocast, function = torch.amp.autocast_mode.autocast, torch.autograd.Function
-        self._replace(autocast, "__enter__", lambda region: self._begin(region._enabled) or region)
+
+        def enter(region: Any) -> Any:
+            self._begin(region._enabled)
+            return region
+
+        self._replace(autocast, "__enter__", enter)
         self._replace(autocast, "__exit__", lambda *_: self._end())
         apply = function.__dict__["apply"].__func__
 
