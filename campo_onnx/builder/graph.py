@@ -23,6 +23,7 @@ from campo_onnx.builder.peepholes import (
 from campo_onnx.builder.summed_products import summed_products
 from campo_onnx.builder.target import CUDA, Target, may_use
 from campo_onnx.builder.value import Node, Value
+from campo_onnx.ir.origin import asks_for_fp32
 from campo_onnx.ops.facts import output_types
 from campo_onnx.ops.fold import evaluated
 from campo_onnx.ops.key import MICROSOFT, OpKey
@@ -112,7 +113,7 @@ class Graph:
         while inputs and inputs[-1] is None:
             inputs = inputs[:-1]
         attributes = {k: _attribute(v) for k, v in sorted(attributes.items()) if v is not None}
-        key = _node_key(op_type, inputs, outputs, attributes)
+        key = self._node_key(op_type, inputs, outputs, attributes)
         if key in self._known and not _draws(op_type):
             return self._known[key]
         results = self._add(op_type, inputs, outputs, attributes)
@@ -122,7 +123,7 @@ class Graph:
     def copy(self, node: Node) -> tuple[Value, ...]:
         """Add a node of another graph under its own name, unless another computes the same."""
         attributes = dict(sorted(node.attributes.items()))
-        key = _node_key(node.op_type, node.inputs, len(node.outputs), attributes)
+        key = self._node_key(node.op_type, node.inputs, len(node.outputs), attributes)
         if key in self._known and not _draws(node.op_type):
             return self._known[key]
         self._known[key] = self._placed(node)
@@ -210,9 +211,16 @@ class Graph:
             results = evaluated(graph, feeds, self.opset)
         return tuple(self.constant(np.asarray(result)) for result in results)
 
+    def _node_key(
+        self, op_type: str, inputs: Sequence[Value | None], outputs: int, attributes: Mapping[str, Any]
+    ) -> tuple[Any, ...]:
+        names = [v and v.name for v in inputs]
+        written = ((k, _key(v)) for k, v in attributes.items())
+        return (op_type, outputs, asks_for_fp32(self.scope), *names, *written)
+
     def producer(self, value: Value, op_type: str) -> Node | None:
         """Find the node that computes `value` as its first output, if it is of this operator."""
-        node = self._producer.get(value.name)
+        node = self.source(value)
         if node is None or node.op_type != op_type or node.outputs[0] is not value:
             return None
         return node
@@ -223,8 +231,12 @@ class Graph:
         return None if node is None else node.inputs[0]
 
     def source(self, value: Value) -> Node | None:
-        """Find the node that computes `value`, as whichever of its outputs."""
-        return self._producer.get(value.name)
+        """Find the node that computes `value`, as whichever of its outputs.
+
+        Rules that make one node of several ask this: what is to stay in FP32 is apart from other nodes.
+        """
+        node = self._producer.get(value.name)
+        return node if node is not None and asks_for_fp32(node.name) == asks_for_fp32(self.scope) else None
 
     def consumers(self, value: Value) -> Sequence[Node]:
         """Find the nodes so far that read `value`."""
@@ -337,13 +349,6 @@ def _static(tensor: onnx.TypeProto.Tensor, op_type: str) -> tuple[int, tuple[int
 
 def _attribute(value: Any) -> Any:
     return numpy_helper.from_array(value) if isinstance(value, np.ndarray) else value
-
-
-def _node_key(
-    op_type: str, inputs: Sequence[Value | None], outputs: int, attributes: Mapping[str, Any]
-) -> tuple[Any, ...]:
-    names = [v and v.name for v in inputs]
-    return (op_type, outputs, *names, *((k, _key(v)) for k, v in attributes.items()))
 
 
 def _key(value: Any) -> Any:

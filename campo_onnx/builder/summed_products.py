@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 from campo_onnx.builder.target import MOST_JOINED
 from campo_onnx.builder.value import Node, Value, adds_alike, readers_of
+from campo_onnx.ir.origin import asks_for_fp32
 
 _LARGEST_SHARE = 1 / 3
 """Share of what is added up that its operands may be. At 0.3 one product was 1.2 to 1.9 times as fast on a
@@ -148,7 +149,7 @@ def _product_key(node: Node) -> _Key | None:
     """Give the form of a product, by which others are like it; None of another node."""
     if node.op_type not in ("MatMul", "Gemm") or [v.rank for v in _read(node)] != [_MATRIX, _MATRIX]:
         return None
-    return (node.op_type, *sorted(node.attributes.items()))
+    return (node.op_type, asks_for_fp32(node.name), *sorted(node.attributes.items()))
 
 
 def _reduction_key(node: Node) -> _Key | None:
@@ -157,7 +158,7 @@ def _reduction_key(node: Node) -> _Key | None:
     if node.op_type != "ReduceSum" or x is None or axes is None or axes.constant is None:
         return None
     is_of_columns = x.rank == _MATRIX and axes.constant.tolist() == [0]
-    return tuple(sorted(node.attributes.items())) if is_of_columns else None
+    return (asks_for_fp32(node.name), *sorted(node.attributes.items())) if is_of_columns else None
 
 
 def _joined_operands(node: Node) -> int:

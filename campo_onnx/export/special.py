@@ -98,7 +98,7 @@ def lgamma(xp: Any, x: Any) -> Any:
         return (top - 0.5) * xp.log(top) - top + 0.5 * math.log(2 * math.pi) + series - xp.log(product)
 
     def left(x: Any, y: Any) -> Any:
-        part = x - xp.floor(x)
+        part = abs(x - xp.round(x))
         sine = xp.where(part == 0, 0.0, xp.sin(math.pi * part))  # a pole at each whole number
         return math.log(math.pi) - xp.log(sine) - y
 
@@ -116,7 +116,7 @@ def digamma(xp: Any, x: Any) -> Any:
         return total
 
     def left(x: Any, y: Any) -> Any:
-        angle = math.pi * (x - xp.floor(x))
+        angle = math.pi * (x - xp.round(x))
         return y - math.pi * xp.cos(angle) / xp.sin(angle)
 
     return _reflected(xp, x, right, left)
@@ -133,7 +133,7 @@ def trigamma(xp: Any, x: Any) -> Any:
         return total
 
     def left(x: Any, y: Any) -> Any:
-        sine = xp.sin(math.pi * (x - xp.floor(x)))
+        sine = xp.sin(math.pi * (x - xp.round(x)))
         return math.pi * math.pi / (sine * sine) - y
 
     return _reflected(xp, x, right, left)
@@ -173,10 +173,17 @@ def _inverse_of_erf(xp: Any, x: Any, rest: Any) -> Any:
 def atan2(xp: Any, y: Any, x: Any) -> Any:
     """Give the angle of a point in the plane, in the precision of its coordinates."""
     far, near = xp.maximum(abs(x), abs(y)), xp.minimum(abs(x), abs(y))
-    angle = xp.arctan(xp.where(far == 0, 0.0, near / xp.where(far == 0, 1.0, far)))
+    ratio = xp.where(far == near, 1.0, near / xp.where(far == 0, 1.0, far))  # both may be infinite
+    angle = xp.arctan(xp.where(far == 0, 0.0, ratio))
     angle = xp.where(abs(y) > abs(x), math.pi / 2 - angle, angle)
-    angle = xp.where(x < 0, math.pi - angle, angle)
-    return xp.where(y < 0, -angle, angle)
+    angle = xp.where(_is_negative(x), math.pi - angle, angle)
+    one = xp.ones_like(angle)
+    return angle * xp.where(_is_negative(y), -one, one)  # ONNX Runtime's Where forgets the sign of a zero
+
+
+def _is_negative(x: Any) -> Any:
+    """Say where a number has the sign of negative ones: zero may."""
+    return (x < 0) | ((x == 0) & (1 / x < 0))
 
 
 def erfinv(xp: Any, x: Any) -> Any:

@@ -81,8 +81,10 @@ def log1p(g: Graph, expected: Expected, x: Value) -> Value:
     """Give log(1 + x)."""
     # log(1 + x) loses x below 1e-7; log(u) * x / (u - 1) with u = fl(1 + x) does not (Kahan).
     u = x + 1
-    ratio = elementwise(g, "Log", u) * x / (u - 1)
-    return elementwise(g, "Where", elementwise(g, "Equal", u, 1), x, ratio)
+    logarithm = elementwise(g, "Log", u)
+    # Where nothing of 1 is left, up to infinity, the product with x would overflow.
+    whole = elementwise(g, "Where", elementwise(g, "Equal", u, x), logarithm, logarithm * x / (u - 1))
+    return elementwise(g, "Where", elementwise(g, "Equal", u, 1), x, whole)
 
 
 def expm1(g: Graph, expected: Expected, x: Value) -> Value:

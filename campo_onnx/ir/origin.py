@@ -32,6 +32,18 @@ class Origin:
 
 UNKNOWN = Origin()
 
+KEEP_FP32 = "keep_fp32"
+"""Part of the names of nodes that stay FP32, as the user's code asks: ``encoder/keep_fp32/MatMul``."""
+
+
+def asks_for_fp32(node: str) -> bool:
+    """Say whether the name of a node, or the first part of one, says that it is to stay FP32.
+
+    >>> asks_for_fp32("encoder/keep_fp32/grad/MatMul"), asks_for_fp32("keep_fp32.0/MatMul")
+    (True, False)
+    """
+    return KEEP_FP32 in node.split("/")
+
 
 def origin_of(node: NodeProto) -> Origin:
     """Read the metadata of a node."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from campo_onnx.ir.importer import Imported
+from campo_onnx.ir.origin import asks_for_fp32
 from campo_onnx.ir.view import OpNode
 from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.ports import NO_FP32, Ports
@@ -63,6 +64,8 @@ def fixed_nodes(
             return Verdict.refused(own.refusal)
         if by_name and not by_name.isdisjoint((node.name, node.op.label, *node.modules)):
             return Reason.USER.of()
+        if asks_for_fp32(node.name):
+            return Reason.DEMANDED.of()
         if not has_cast_to(low, view.opset[""]):
             return Verdict.refused(Refused.NO_CAST.of(low=low.value, opset=view.opset[""]))
         signature = view.signature(node.name)

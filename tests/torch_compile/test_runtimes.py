@@ -137,13 +137,56 @@ def test_training_takes_no_more_memory_step_by_step() -> None:
     assert resident_bytes() - before < 8 << 20  # gradients alone are 2 MB a step
 
 
-def test_the_report_tells_how_threads_get_along(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_gives_no_advice_about_threads() -> None:
     module = perceptron(0.0)
     compiled(module, runtime="openvino")(torch.randn(3, 4)).sum().backward()
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    assert "set OMP_WAIT_POLICY=PASSIVE" in str(report(module))
-    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
-    assert "OMP_WAIT_POLICY" not in str(report(module))
+    assert "OMP_" not in str(report(module))
+
+
+def test_a_small_last_batch_does_not_choose_for_whole_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def times_us(runs: Any) -> dict[str, float]:
+        tried.append(len(runs))
+        is_small = len(tried) == 2
+        return {name: 1.0 if (name == "onnxruntime") is is_small else 2.0 for name in runs}
+
+    monkeypatch.setattr(choosing, "times_us", times_us)
+    module = perceptron(0.0)
+    assert worst_of_steps(module, [(torch.randn(n, 4),) for n in (64, 3, 64, 5, 64)], runtime="auto") < 2e-6
+    at = {graph.sizes: graph.runtime for graph in report(module).graphs}
+    assert at[(64,)] == "openvino"
+    assert at[(3,)] == "onnxruntime"
+    assert at[(5,)] == "openvino"  # as at the next larger sizes, without a trial
+    assert tried == [2, 2, 2]
+
+
+def test_a_larger_batch_is_tried_although_a_graph_of_any_size_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        choosing, "times_us", lambda runs: {name: float(name != "onnxruntime") for name in runs}
+    )
+    module = perceptron(0.0)
+    run = compiled(module, runtime="auto", dynamic=True)
+    for n in (5, 3, 4, 6, 7, 5):
+        run(torch.randn(n, 4)).sum().backward()
+    assert any("any size" in graph.kind for graph in report(module).graphs)
+    monkeypatch.setattr(
+        choosing, "times_us", lambda runs: {name: float(name == "onnxruntime") for name in runs}
+    )
+    run(torch.randn(64, 4)).sum().backward()
+    assert (64,) in {graph.sizes for graph in report(module).graphs if graph.runtime == "openvino"}
+
+
+def test_the_report_says_what_was_tried() -> None:
+    module = perceptron(0.0)
+    compiled(module, runtime="auto")(torch.randn(3, 4)).sum().backward()
+    (graph,) = report(module).graphs
+    assert {trial.runtime for trial in graph.trials} == {"onnxruntime", "openvino"}
+    assert all(trial.step_us > 0 for trial in graph.trials)
+    assert graph.runtime == min(graph.trials, key=lambda trial: trial.step_us).runtime
+    assert "tried here: onnxruntime in fp32" in str(report(module))
 
 
 def test_each_set_of_sizes_runs_there() -> None:

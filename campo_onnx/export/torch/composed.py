@@ -192,13 +192,24 @@ def _masked_scatter_backward(
     return gradient.new_zeros((count + 1,)).scatter(0, place, gradient.flatten())[:count].reshape(sizes)
 
 
+def _soft_margin_loss_backward(
+    gradient: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int = 1
+) -> torch.Tensor:
+    """Give the slope without a difference from 1, of which nothing is left where a sample is certain."""
+    margin = target * x
+    small = torch.exp(-margin.abs())
+    slope = -target * gradient * (torch.where(margin < 0, 1.0, small) / (1 + small))
+    return slope / x.numel() if reduction == 1 else slope
+
+
 def _signbit(x: torch.Tensor) -> torch.Tensor:
     return (x < 0) | ((x == 0) & (x.reciprocal() < 0)) if x.is_floating_point() else x < 0
 
 
 def _copysign(x: torch.Tensor, y: Any) -> torch.Tensor:
     y = y if isinstance(y, torch.Tensor) else torch.full_like(x, y)
-    return torch.where(_signbit(y), -x.abs(), x.abs())
+    one = torch.ones_like(x)
+    return x.abs() * torch.where(_signbit(y), -one, one)  # ONNX Runtime's Where forgets the sign of a zero
 
 
 def _trilinear(
@@ -367,6 +378,7 @@ OPERATIONS: Mapping[Any, Callable[..., Any]] = {
     aten.repeat_interleave.Tensor: _repeated,
     aten.round.decimals: lambda x, *, decimals: (x * 10.0**decimals).round() / 10.0**decimals,
     aten.signbit.default: _signbit,
+    aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
     aten.unfold.default: _unfold,
     aten.digamma.default: _digamma,
     aten.erfc.default: _in_double(special.erfc),

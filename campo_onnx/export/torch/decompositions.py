@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.nn import _reduction
+from torch.utils._pytree import tree_map_only
 
 from campo_onnx.export.torch import composed, packed, strided
 
@@ -323,6 +324,15 @@ def _corrcoef(x: torch.Tensor) -> torch.Tensor:
     return (covariances / deviations.unsqueeze(1) / deviations).clamp(-1.0, 1.0)
 
 
+def _nansum(x: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> torch.Tensor:
+    """Sum up what is a number. Of no axes torch traces the shape of none, where its kernel takes all."""
+    return torch.where(x.isnan(), 0, x).sum(dim=dim, keepdim=keepdim, dtype=dtype)
+
+
+def _nanmean(x: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> torch.Tensor:
+    return _nansum(x, dim, keepdim, dtype=dtype) / (~x.isnan()).sum(dim=dim, keepdim=keepdim)
+
+
 FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
     torch.cov: _cov,
     torch.Tensor.cov: _cov,
@@ -348,6 +358,10 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
     F.multilabel_margin_loss: _multilabel_margin,
     torch._C._nn.multilabel_margin_loss: _multilabel_margin,
     torch.Tensor.fill_diagonal_: _fill_diagonal,
+    torch.nansum: _nansum,
+    torch.Tensor.nansum: _nansum,
+    torch.nanmean: _nanmean,
+    torch.Tensor.nanmean: _nanmean,
     torch.histc: _histc,
     torch.Tensor.histc: _histc,
     **packed.FUNCTIONS,
@@ -368,9 +382,18 @@ def _weight_norm_backward(
     return (g / norms) * (gradient - v * (moment / norms)), moment
 
 
+def _in_order(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Let the results of a rule lie in order: views of them were traced of what torch's kernel gives."""
+
+    def ordered(*args: Any, **kwargs: Any) -> Any:
+        return tree_map_only(torch.Tensor, torch.Tensor.contiguous, rule(*args, **kwargs))
+
+    return ordered
+
+
 OPERATIONS: Mapping[Any, Callable[..., Any]] = {
     aten._weight_norm_interface_backward.default: _weight_norm_backward,
     **strided.OPERATIONS,
-    **composed.OPERATIONS,
+    **{operation: _in_order(rule) for operation, rule in composed.OPERATIONS.items()},
 }
 """Operations that are replaced by others in the graph."""

@@ -29,6 +29,7 @@ from campo_onnx.export.torch import small_matrices
 from campo_onnx.export.torch.alignments import ctc_loss, multinomial
 from campo_onnx.export.torch.decisions import Decisions, passing
 from campo_onnx.export.torch.decompositions import FUNCTIONS
+from campo_onnx.export.torch.fp32_demands import Fp32Demands
 from campo_onnx.export.torch.origin import current_origin, place_of_frame, set_place
 
 
@@ -120,9 +121,10 @@ class RewrittenFunctions(TorchFunctionMode):
     Every function called is also the occasion to note where in the user's code it is called.
     """
 
-    def __init__(self, *, checks_pass: bool = False) -> None:
+    def __init__(self, demands: Fp32Demands, *, checks_pass: bool = False) -> None:
         super().__init__()
         self._checks_pass, self._decisions, self.masks = checks_pass, Decisions(), Masks()
+        self._demands = demands
         self._caller: Hashable = None
         self.swallowed: Exception | None = None
         """The last look at the data that had no answer, which the user's code may have swallowed."""
@@ -132,7 +134,16 @@ class RewrittenFunctions(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         frame = sys._getframe(1)
-        set_place(place_of_frame(frame))
+        in_fp32 = self._demands.concern(func, args, kwargs)
+        gradient_in_fp32 = self.masks.is_backward and current_origin().in_fp32
+        set_place(place_of_frame(frame), in_fp32=in_fp32 or gradient_in_fp32)
+        if not in_fp32:
+            return self._called(func, args, kwargs, frame)
+        return self._demands.recorded(func, args, kwargs, lambda: self._called(func, args, kwargs, frame))
+
+    def _called(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
+    ) -> Any:
         if isinstance(kwargs.get("generator"), torch.Generator):
             raise UnsupportedModelError(
                 f"{place_of_frame(frame)} draws from a generator of its own",

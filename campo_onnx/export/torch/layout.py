@@ -129,6 +129,8 @@ def _repeat(g: Graph, expected: Expected, x: Value, repeats: Sequence[int]) -> V
 
 
 def _flip(g: Graph, expected: Expected, x: Value, dims: Sequence[int]) -> Value:
+    if not dims:
+        return x  # where a Slice would take no axes for all
     axes = axes_of(x, dims)
     ends = g.integers([-n - 1 for n in (x.shape[a] for a in axes)])
     backwards = g.integers([-1] * len(axes))

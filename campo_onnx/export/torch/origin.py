@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ import torch.fx.traceback as fx_traceback
 from torch.utils._pytree import tree_leaves
 
 import campo_onnx
+from campo_onnx.ir.origin import KEEP_FP32
 from campo_onnx.ir.walk import Walk
 
 _META = "custom"  # the tracer copies this entry of the current metadata to the nodes it makes
@@ -26,27 +28,31 @@ _KEY = "campo_onnx.origin"
 
 
 class Origin(NamedTuple):
-    """Origin of an operation: module, pass, and the line of the user's code."""
+    """Origin of an operation: module, pass, the line of the user's code, and whether that asks for FP32."""
 
     scope: str
     is_gradient: bool = False
     place: str = ""
+    in_fp32: bool = False
 
     @property
     def label(self) -> str:
         """The first part of node names."""
-        return "/".join(part for part in (self.scope, "grad" if self.is_gradient else "") if part)
+        kept, gradient = KEEP_FP32 if self.in_fp32 else "", "grad" if self.is_gradient else ""
+        return "/".join(part for part in (self.scope, kept, gradient) if part)
 
 
-def set_origin(scope: str, *, is_gradient: bool = False) -> None:
+def set_origin(scope: str, *, is_gradient: bool = False, in_fp32: bool = False) -> None:
     """Say where the operations traced from here on come from."""
-    fx_traceback.current_meta[_META] = {_KEY: Origin(scope, is_gradient)}
+    fx_traceback.current_meta[_META] = {_KEY: Origin(scope, is_gradient, in_fp32=in_fp32)}
 
 
-def set_place(place: str) -> None:
-    """Say which line of the user's code the operations traced from here on come from."""
-    if place and fx_traceback.has_preserved_node_meta():
-        fx_traceback.current_meta[_META] = {_KEY: current_origin()._replace(place=place)}
+def set_place(place: str, *, in_fp32: bool) -> None:
+    """Say which line of the user's code operations traced from here on come from, and if it asks for FP32."""
+    if fx_traceback.has_preserved_node_meta():
+        origin = current_origin()
+        origin = origin._replace(place=place or origin.place, in_fp32=in_fp32)
+        fx_traceback.current_meta[_META] = {_KEY: origin}
 
 
 def mark(node: torch.fx.Node, origin: Origin) -> None:
@@ -70,9 +76,12 @@ def _origin(meta: Mapping[str, Any]) -> Origin:
 
 
 @contextmanager
-def recorded_origins(module: torch.nn.Module) -> Iterator[Callable[[Any, str], None]]:
+def recorded_origins(
+    module: torch.nn.Module, asks_for_fp32: Callable[[int], bool]
+) -> Iterator[Callable[[Any, str], None]]:
     """Record origins while the hooks on `module` and its children are in place.
 
+    `asks_for_fp32` says whether an operation of the forward pass does, by its number in autograd.
     ``claim(outputs, scope)`` says that all that led to `outputs` and belongs to nobody yet belongs to
     `scope`.
     """
@@ -85,7 +94,7 @@ def recorded_origins(module: torch.nn.Module) -> Iterator[Callable[[Any, str], N
             if node is None or node in claimed or node.name().endswith("AccumulateGrad"):
                 continue
             claimed.add(node)
-            node.register_prehook(lambda *_: set_origin(scope, is_gradient=True))
+            node.register_prehook(partial(_enter_gradient, scope, asks_for_fp32, node._sequence_nr()))
             walk.add(before for before, _ in node.next_functions)
 
     def enter(scope: str) -> Callable[..., None]:
@@ -113,6 +122,10 @@ def recorded_origins(module: torch.nn.Module) -> Iterator[Callable[[Any, str], N
         finally:
             for hook in hooks:
                 hook.remove()
+
+
+def _enter_gradient(scope: str, asks_for_fp32: Callable[[int], bool], number: int, *_: Any) -> None:
+    set_origin(scope, is_gradient=True, in_fp32=asks_for_fp32(number))
 
 
 _STANDARD = str(Path(os.__file__).parent) + os.sep

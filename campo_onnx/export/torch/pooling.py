@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from campo_onnx.builder.compact import elementwise, full, reshape
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.value import Value
 from campo_onnx.export.torch.operands import aten, pair
-from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
+from campo_onnx.export.translation import Expected, Table, Translation, UntranslatableError, table
 from campo_onnx.lowering.unpooling import are_tiles
 
 Matrix = NDArray[np.float64]
@@ -27,12 +28,23 @@ def _max_pool(
     g: Graph, expected: Expected, x: Value, kernel: Sequence[int], stride: Sequence[int] = (),
     padding: int | Sequence[int] = 0, dilation: int | Sequence[int] = 1, ceil_mode: bool = False,
 ) -> tuple[Value, ...]:  # fmt: skip
-    count = len(expected.shape) - 2
-    if x.rank != len(expected.shape) or count < 1:
-        raise UntranslatableError("an image without batch or channels", remedy="Add the axis with unsqueeze.")
+    count = x.rank - 2
     y, place = g.ops("MaxPool", x, outputs=2, **_window(count, kernel, stride, padding, dilation, ceil_mode))
     # ONNX numbers the elements of the whole tensor, torch those of one channel of an image.
     return y, elementwise(g, "Mod", place, math.prod(x.shape[2:]))
+
+
+def _as_batch(
+    count: int, translation: Translation, g: Graph, expected: Expected, *operands: Any, **settings: Any
+) -> Value | Sequence[Value | None]:
+    """Let a pool over `count` axes, or its gradient, take one image without a batch for a batch of one."""
+    if len(expected.shape) != count + 1:
+        return translation(g, expected, *operands, **settings)
+    batch = [reshape(g, x, (1, *x.shape)) if isinstance(x, Value) else x for x in operands]
+    pooled = translation(g, replace(expected, shape=(1, *expected.shape)), *batch, **settings)
+    if isinstance(pooled, Value):
+        return reshape(g, pooled, pooled.shape[1:])
+    return [y and reshape(g, y, y.shape[1:]) for y in pooled]
 
 
 def _window(
@@ -253,13 +265,19 @@ _OF_RESAMPLING = [
     for suffix, translation in (("", _resampled), ("_backward", _resampled_backward))
 ]
 
+_OF_POOLING = [
+    (getattr(aten, f"{kind}_pool{count}d{suffix}").default, partial(_as_batch, count, translation))
+    for count in (2, 3)
+    for kind, suffix, translation in (
+        ("max", "_with_indices", _max_pool),
+        ("max", "_with_indices_backward", _max_pool_backward),
+        ("avg", "", _avg_pool),
+        ("avg", "_backward", _avg_pool_backward),
+    )
+]
+
 TRANSLATIONS: Table = table(
-    (aten.max_pool2d_with_indices.default, _max_pool),
-    (aten.max_pool2d_with_indices_backward.default, _max_pool_backward),
-    (aten.max_pool3d_with_indices.default, _max_pool),
-    (aten.max_pool3d_with_indices_backward.default, _max_pool_backward),
-    ((aten.avg_pool2d.default, aten.avg_pool3d.default), _avg_pool),
-    ((aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default), _avg_pool_backward),
+    *_OF_POOLING,
     ((aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default), _adaptive_avg_pool),
     (aten._adaptive_avg_pool2d_backward.default, partial(_adaptive_avg_pool_backward, 2)),
     (aten._adaptive_avg_pool3d_backward.default, partial(_adaptive_avg_pool_backward, 3)),

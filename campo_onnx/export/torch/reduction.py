@@ -31,8 +31,11 @@ def _over(
 def _decided(
     op_type: str, g: Graph, expected: Expected, x: Value, dim: Dims = None, keepdim: bool = False
 ) -> Value:
-    counted = cast(g, cast(g, x, _BOOL), _INT32)
-    return cast(g, reduce(g, op_type, counted, axes_of(x, dim), keepdims=keepdim), _BOOL)
+    decided = cast(g, x, _BOOL)
+    if isinstance(dim, Sequence) and not dim:
+        return decided  # other reductions take no axes for all
+    counted = reduce(g, op_type, cast(g, decided, _INT32), axes_of(x, dim), keepdims=keepdim)
+    return cast(g, counted, _BOOL)
 
 
 def _cumprod(g: Graph, expected: Expected, x: Value, dim: int, **_: Any) -> Value:

@@ -28,6 +28,7 @@ _ALONG_A_DIMENSION = (
         aten.index_select.default,
     ),
     *(aten.gather.default, aten.scatter.src, aten.scatter.value, aten.scatter_add.default),
+    *(aten.scatter_reduce.two, aten.index_reduce.default),
     *(aten.index_add.default, aten._softmax_backward_data.default, aten._log_softmax_backward_data.default),
 )
 

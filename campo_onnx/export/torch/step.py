@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from campo_onnx.errors import UnsupportedModelError, UsageError
 from campo_onnx.export.optimizers import Optimizer, counts_updates
 from campo_onnx.export.torch.arguments import Arguments, Tensors
 from campo_onnx.export.torch.decisions import Numbers
+from campo_onnx.export.torch.fp32_demands import Fp32Demands, autocast_around
 from campo_onnx.export.torch.function_overrides import RewrittenFunctions
 from campo_onnx.export.torch.module_guard import Snapshot
 from campo_onnx.export.torch.origin import recorded_origins, set_origin
@@ -43,6 +44,7 @@ class Step:
     checks_pass: bool = False  # whether a check of the data that only raises an error is taken to pass
     evaluates: bool = False  # whether the loss and what it gives besides is all that is wanted
     recorded: Mapping[str, Sequence[Any]] | None = None
+    autocast: bool | None = field(default_factory=autocast_around)  # the state in which the user exports it
 
     def on_example(self) -> "Step":
         """Run the step on its example, for the numbers that it reads; the module stays as it is."""
@@ -144,9 +146,10 @@ class Step:
         tensors = {n: feeds[step_naming.parameter(n)] for n, _ in self.module.named_parameters()}
         tensors |= trainable | buffers
         storages = {n: _storage(t) for n, t in tensors.items()}
-        functions = RewrittenFunctions(checks_pass=self.checks_pass)
-        reads = numbers or nullcontext()
-        with recorded_origins(self.module) as claim, functions, sdpa_kernel(SDPBackend.MATH), reads:
+        demands = Fp32Demands(self.autocast)
+        functions = RewrittenFunctions(demands, checks_pass=self.checks_pass)
+        origins = recorded_origins(self.module, demands.covers)
+        with demands, origins as claim, functions, sdpa_kernel(SDPBackend.MATH), numbers or nullcontext():
             passes: _Passes = _called_with(self.module, tensors, run)
         return passes
 

@@ -113,20 +113,16 @@ def trace(
 def _plainly() -> Iterator[None]:
     """Let everything run in FP32, in parts, and without messages of torch's own."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
-    autocast, was_disabled = torch.amp.autocast_mode.autocast, log.disabled
-    enter, leave = autocast.__enter__, autocast.__exit__
+    was_disabled = log.disabled
     devices = {device: torch.is_autocast_enabled(device) for device in ("cpu", "cuda")}
     try:
         log.disabled = True
         for device in devices:
             torch.set_autocast_enabled(device, False)
-        autocast.__enter__ = lambda self: self
-        autocast.__exit__ = lambda *_: None
         # oneDNN's recurrent layers are single operations without parts; off, they are unrolled.
         with torch.backends.mkldnn.flags(enabled=False, allow_tf32=None), _unseeded(), _unmoved():
             yield
     finally:
-        autocast.__enter__, autocast.__exit__ = enter, leave
         for device, enabled in devices.items():
             torch.set_autocast_enabled(device, enabled)
         log.disabled = was_disabled

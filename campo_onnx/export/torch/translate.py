@@ -24,7 +24,7 @@ from campo_onnx.export.torch import (
     reduction,
 )
 from campo_onnx.export.torch.operands import DTYPES
-from campo_onnx.export.torch.origin import Origin, origin_of
+from campo_onnx.export.torch.origin import Origin, mark, origin_of
 from campo_onnx.export.translate import Constant, Operation, Read, TracedStep, refuse_unknown, translate_step
 from campo_onnx.export.translation import Expected, Table, merged
 from campo_onnx.step import naming as step_naming
@@ -51,6 +51,7 @@ def translate(
 ) -> onnx.ModelProto:
     """Write a traced step as a model."""
     _refuse_unfit(traced, table)
+    _keep_sums(traced)
     buffers = filter(step_naming.is_buffer, inputs)
     return translate_step(
         _straight_line(traced, inputs, outputs),
@@ -79,6 +80,15 @@ def _refuse_unfit(traced: torch.fx.GraphModule, table: Table) -> None:
                 remedy="Turn activation checkpointing off, or set the dropout in it to 0.",
             )
     refuse_unknown(((node.target, _described(origin_of(node))) for node in nodes), table, _OUTERMOST)
+
+
+def _keep_sums(traced: torch.fx.GraphModule) -> None:
+    """Add up in FP32 the gradients of a tensor of which one comes from a part that is to be in FP32."""
+    for node in _operations(traced):
+        origin = origin_of(node)
+        if origin.is_gradient and node.target is torch.ops.aten.add.Tensor:
+            kept = origin.in_fp32 or any(origin_of(term).in_fp32 for term in node.all_input_nodes)
+            mark(node, origin._replace(in_fp32=kept))
 
 
 def _described(origin: Origin) -> str:

@@ -15,11 +15,13 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from campo_onnx.errors import CampoError, UnsupportedModelError, is_foreign
 from campo_onnx.export.torch.complex_numbers import without_complex
+from campo_onnx.export.torch.fp32_demands import autocast_around
 from campo_onnx.export.translate import UntranslatedUseError
-from campo_onnx.integrations.torch_compile.autocast import autocast_precision, without_casts
+from campo_onnx.integrations.torch_compile.autocast import autocast_precision, mark_demands, without_casts
 from campo_onnx.integrations.torch_compile.flat import flatten, provider_of, refuse_untranslatable
 from campo_onnx.integrations.torch_compile.joint import JointGraph, opaque_call
 from campo_onnx.integrations.torch_compile.planning import plan_graph
+from campo_onnx.integrations.torch_compile.recurrent import listen
 from campo_onnx.integrations.torch_compile.runtimes import RuntimeChoice
 from campo_onnx.integrations.torch_compile.settings import Settings
 from campo_onnx.integrations.torch_compile.single import InPieces, Piece, SizedGraph, in_torch
@@ -218,7 +220,9 @@ def campo_onnx(
     Raises UsageError if an option is unknown, or has no such value; UnsupportedModelError if something cannot
     be translated, under ``options={"fallback": "error"}``.
     """
+    listen()
     settings = Settings.of(options)
+    mark_demands(gm, autocast_around())
     allowed = autocast_precision(gm)
     if allowed is not None and settings.precision is None:
         settings = replace(settings, precision=allowed)
@@ -234,6 +238,8 @@ def campo_onnx(
     call.campo_onnx = compiled  # type: ignore[attr-defined]  # alive as long as what it belongs to
     return call
 
+
+listen()
 
 _PART = re.compile(r"\._modules\['([^']*)'\]|\._(parameters|buffers)\['([^']*)'\]")
 

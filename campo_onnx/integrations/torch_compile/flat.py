@@ -15,7 +15,7 @@ import torch
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.export.torch.indices import reads_index
 from campo_onnx.export.torch.operands import DTYPES
-from campo_onnx.export.torch.origin import Origin, mark
+from campo_onnx.export.torch.origin import Origin, mark, origin_of
 from campo_onnx.export.torch.translate import TRANSLATIONS, translate
 from campo_onnx.integrations.torch_compile.autocast import LOW
 from campo_onnx.integrations.torch_compile.checks import CHECKS, Check, IndexGuard, guard_indices, lift_checks
@@ -252,14 +252,14 @@ _OUTERMOST = re.compile(r"^L\['[^']*'\]\.?")
 
 
 def _origin(node: torch.fx.Node) -> Origin:
-    stack = node.meta.get("nn_module_stack")
+    stack, in_fp32 = node.meta.get("nn_module_stack"), origin_of(node).in_fp32
     is_gradient = node.meta.get("partitioner_tag") == "is_backward"
     if is_gradient:
         stack = node.meta.get("fwd_nn_module_stack") or stack
     if not stack:
-        return Origin("", is_gradient)
+        return Origin("", is_gradient, in_fp32=in_fp32)
     path = str(list(stack.values())[-1][0])
-    return Origin(_OUTERMOST.sub("", path), is_gradient)
+    return Origin(_OUTERMOST.sub("", path), is_gradient, in_fp32=in_fp32)
 
 
 def is_translatable(node: torch.fx.Node) -> bool:

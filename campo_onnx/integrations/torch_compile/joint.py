@@ -26,6 +26,7 @@ from campo_onnx.integrations.torch_compile.flat import (
     refuse_untranslatable,
     shapes_interface,
 )
+from campo_onnx.integrations.torch_compile.in_torch import JointInTorch, RareSizes
 from campo_onnx.integrations.torch_compile.learner import Learner
 from campo_onnx.integrations.torch_compile.planning import Planned, plan_any_size, plan_graph
 from campo_onnx.integrations.torch_compile.runtimes import RuntimeChoice
@@ -36,6 +37,9 @@ from campo_onnx.ir.sizes.any_size import AnySize, Example
 from campo_onnx.ir.sizes.formulas import Sizes
 from campo_onnx.runtime.machine import DEFAULT
 from campo_onnx.runtime.registry import AUTO, runtime_called
+
+_IN_TORCH = -2
+_FIRST_COMPILED = 12
 
 _MOST_RESIZED = 512
 """Of a graph that runs at any size; another set of sizes takes milliseconds, and a hundred kilobytes."""
@@ -72,6 +76,7 @@ class JointGraph:
         self._kept: Saved | None = None
         self._runtimes = RuntimeChoice(settings)
         self._learner = Learner(self._planned_for_any_size, is_smooth=are_polynomials(gm))
+        self._rare = RareSizes(_FIRST_COMPILED)
         self.steps: OrderedDict[Sizes, TrainingStep] = OrderedDict()
         self.resized: dict[int, OrderedDict[Sizes, TrainingStep]] = {}
 
@@ -80,18 +85,21 @@ class JointGraph:
         """Whether sizes differ from call to call."""
         return bool(self._symbols.names)
 
-    def step(self, sizes: Sizes) -> tuple[TrainingStep, int]:
+    def step(self, sizes: Sizes) -> tuple[TrainingStep | None, int]:
         """Give a step of some sizes, and the number of the graph of any sizes that it runs.
 
-        -1 stands for a graph of these sizes only.
+        -1 stands for a graph of these sizes only, -2 for torch, which runs what is not worth compiling.
         """
         newest = len(self._learner.planned) - 1
         for number in dict.fromkeys((newest, -1)):
             if sizes in self._made(number):
                 return self.step_again(sizes, number), number
         model = cache(lambda: self._flat(sizes).model(sizes_change=self.is_dynamic))
-        if self._learner.holds_at(sizes, model) and (step := self._resized(sizes, newest)) is not None:
+        holds = not self._runtimes.wants_trial(sizes) and self._learner.holds_at(sizes, model)
+        if holds and (step := self._resized(sizes, newest)) is not None:
             return self._added(step, sizes, newest), newest
+        if self.is_dynamic and self._rare.are_rare(sizes):
+            return None, _IN_TORCH
         step = self._compiled(sizes, model)
         takes_any_size = runtime_called(step.planned.runtime).capabilities.takes_any_size
         if self.is_dynamic and (self._settings.runtime == AUTO or takes_any_size):
@@ -127,6 +135,10 @@ class JointGraph:
         return flatten(gm, len(self._placeholders), self._names)
 
     @cached_property
+    def _in_torch(self) -> JointInTorch:
+        return JointInTorch(self._gm, primals=self._primals, forward_results=self._forward_results)
+
+    @cached_property
     def _interface(self) -> torch.fx.GraphModule:
         return interface_of(self._gm, shapes_interface)
 
@@ -139,7 +151,7 @@ class JointGraph:
             graph = model() if runtime == DEFAULT else flat.model(runtime=runtime)
             return self._step(flat, plan_graph(graph, tangents, self._settings, processor, runtime))
 
-        step = self._runtimes.candidate(processor, processor, planned, model)
+        step = self._runtimes.candidate(sizes, processor, planned, model)
         self._kept = step.kept
         return step
 
@@ -191,6 +203,8 @@ class JointGraph:
         arguments.clear()
         sizes = self._symbols.read(tensors)
         step, number = self.step(sizes)
+        if step is None:
+            return self._forward_in_torch(tensors, sizes)
         results, saved = step.forward(tensors)
         for place, position in enumerate(step.kept.arguments):
             saved[place] = saved[place].clone() if position in self._copied else saved[place]
@@ -198,20 +212,35 @@ class JointGraph:
             saved.insert(0, torch.tensor((*sizes, number)))
         return [*results, *saved]
 
+    def _forward_in_torch(self, tensors: Sequence[Any], sizes: Sizes) -> list[Any]:
+        """Run a forward pass in torch; what it computed stays with the first tensor that autograd keeps."""
+        assert self._kept is not None
+        own = [t.clone() if p in self._copied else t for p, t in enumerate(tensors)]
+        results, computed = self._in_torch.forward(own)
+        first = torch.tensor((*sizes, _IN_TORCH))
+        first.computed = computed  # type: ignore[attr-defined]
+        nothing = [torch.empty(0)] * (len(self._kept.results) + 1)
+        return [*results, first, *(tensors[position] for position in self._kept.arguments), *nothing]
+
     def backward(self, arguments: list[Any]) -> list[Any]:
         """Run a backward pass on what autograd kept, and gradients."""
+        assert self._kept is not None
         tensors = list(arguments)
         arguments.clear()
-        *sizes, number = tensors.pop(0).tolist() if self.is_dynamic else (-1,)
+        saved = len(self._kept.arguments) + len(self._kept.results) + 1
+        first = tensors.pop(0) if self.is_dynamic else None
+        *sizes, number = (-1,) if first is None else first.tolist()
+        if number == _IN_TORCH:
+            return self._in_torch.backward(first.computed, tensors[saved:])
         step = self.step_again(tuple(sizes), number)
-        saved = len(step.kept.arguments) + len(step.kept.results) + 1
         return step.backward(tensors[:saved], tensors[saved:])
 
     def halves(self) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
         """Write both passes as graphs of one call, as AOTAutograd wants them."""
         step, _ = self.step(self._symbols.traced_at(self._placeholders))
-        step.open()
+        assert step is not None  # the first is compiled
         assert self._kept is not None
+        step.open()
         results = list(self._gm.graph.output_node().args[0])
         primals = self._placeholders[: self._primals]
         tangents = self._placeholders[self._primals :]

@@ -1,6 +1,5 @@
 """A compiled model as it runs: plans, casts, and what torch runs."""
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +9,10 @@ import torch
 from campo_onnx.errors import UsageError
 from campo_onnx.integrations.torch_compile.backend import COMPILED, Compiled
 from campo_onnx.integrations.torch_compile.flat import provider_of
-from campo_onnx.integrations.torch_compile.planning import Planned
+from campo_onnx.integrations.torch_compile.recurrent import LEFT, recurrent_layers
+from campo_onnx.integrations.torch_compile.runtimes import Trial
 from campo_onnx.integrations.torch_compile.single import InPieces, Piece
+from campo_onnx.integrations.torch_compile.step import TrainingStep
 from campo_onnx.ops.precision import is_low_dtype
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.runtime.machine import CPU, DEFAULT
@@ -38,6 +39,8 @@ class RunningGraph:
     plan: Plan  # every decision
     provider: str  # where it runs: `"cpu"` or `"cuda"`
     runtime: str = DEFAULT  # what runs it
+    # what was timed before the runtime was chosen; none where there was one, or an earlier process chose
+    trials: tuple[Trial, ...] = ()
     # what a training step keeps between its passes, beside weights and inputs
     kept: tuple[KeptTensor, ...] = ()
 
@@ -60,6 +63,9 @@ class RunningGraph:
         emulated = ", which rounds as planned" if is_emulated else ""
         runtime = "" if self.runtime == DEFAULT else f" in {self.runtime}"
         parts.append(f"runs on {self.provider}{runtime}{emulated}")
+        if self.trials:
+            at = f" at {' x '.join(map(str, self.trials[0].sizes))}" if self.trials[0].sizes else ""
+            parts.append(f"tried here{at}: {', '.join(map(str, self.trials))}")
         return "; ".join(parts)
 
 
@@ -71,24 +77,17 @@ class Report:
     graphs: tuple[RunningGraph, ...]
     left: tuple[str, ...]  # operations that torch runs
     refusals: tuple[str, ...]  # why, a message each
+    recurrent: tuple[str, ...] = ()  # recurrent layers that torch runs
 
     def __str__(self) -> str:
-        lines = list(map(str, self.graphs)) or [_NOTHING]
+        lines = list(map(str, self.graphs))
+        if self.recurrent:
+            lines.append(f"torch runs {', '.join(self.recurrent)}: {LEFT}")
+        lines = lines or [_NOTHING]
         if self.left:
             lines.append(f"torch runs {', '.join(self.left)}")
         lines += [f"because {refusal}" for refusal in self.refusals]
-        if self._threads_compete:
-            lines.append(
-                "torch's threads spin on the cores that OpenVINO needs: set OMP_WAIT_POLICY=PASSIVE before "
-                "Python starts"
-            )
         return "\n".join(lines)
-
-    @property
-    def _threads_compete(self) -> bool:
-        """Whether threads of torch wait busily while another runtime has the cores."""
-        is_passive = os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE"
-        return not is_passive and any(graph.runtime != DEFAULT for graph in self.graphs)
 
     def casts(self) -> str:
         """List every Cast of every plan, a line each."""
@@ -126,6 +125,7 @@ def report(model: Any = None) -> Report:
         graphs=tuple(graph for compiled in chosen for graph in _graphs(compiled)),
         left=tuple(dict.fromkeys(left)),
         refusals=tuple(dict.fromkeys(r for compiled in chosen for r in compiled.refusals)),
+        recurrent=() if model is None else recurrent_layers(model),
     )
 
 
@@ -148,25 +148,26 @@ def _graphs(compiled: Compiled) -> Iterator[RunningGraph]:
                 for n, slot in step.slots.items()
             ]
             kind = "training step" if step.planned.any_size is None else "training step at any size"
-            yield _running(kind, sizes, step.planned, step.flat.device, saved)
+            yield _running(kind, sizes, step, saved)
     for graph in compiled.graphs:
         for sizes, one in graph.made.items():
             if isinstance(one, Piece):
-                yield _running(graph.kind, sizes, one.planned, one.flat.device)
+                yield _running(graph.kind, sizes, one)
             elif isinstance(one, InPieces):
                 for piece in one.pieces:
-                    yield _running("piece", sizes, piece.planned, piece.flat.device)
+                    yield _running("piece", sizes, piece)
 
 
 def _running(
-    kind: str, sizes: Sequence[int], planned: Planned, device: torch.device, saved: Sequence[KeptTensor] = ()
+    kind: str, sizes: Sequence[int], graph: TrainingStep | Piece, saved: Sequence[KeptTensor] = ()
 ) -> RunningGraph:
     return RunningGraph(
         kind=kind,
         sizes=tuple(sizes),
-        plan=planned.plan,
-        provider=provider_of(device),
-        runtime=planned.runtime,
+        plan=graph.planned.plan,
+        provider=provider_of(graph.flat.device),
+        runtime=graph.planned.runtime,
+        trials=graph.trials,
         kept=tuple(saved),
     )
 

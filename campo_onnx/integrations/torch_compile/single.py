@@ -13,9 +13,11 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from campo_onnx.integrations.torch_compile.checks import raise_failed
 from campo_onnx.integrations.torch_compile.concrete import Symbols, concrete_graph, drop_oldest
 from campo_onnx.integrations.torch_compile.flat import Interface, is_translatable, result_of
+from campo_onnx.integrations.torch_compile.in_torch import RareSizes, run_by
 from campo_onnx.integrations.torch_compile.planning import Planned
 from campo_onnx.integrations.torch_compile.programs import address, allocated, open_part, rehearsed
 from campo_onnx.integrations.torch_compile.random_inputs import draw_in_order, lift_random
+from campo_onnx.integrations.torch_compile.runtimes import Trial
 from campo_onnx.ir.sizes.formulas import Sizes
 from campo_onnx.runtime.api import AddressedProgram
 
@@ -25,6 +27,7 @@ class Piece:
 
     def __init__(self, flat: Interface, planned: Planned) -> None:
         self.flat, self.planned = flat, planned
+        self.trials: tuple[Trial, ...] = ()
         self._device = flat.device
         inputs = {t.name: (t, p) for t, p in zip(flat.inputs, flat.positions, strict=True)}
         self._reads = [inputs[name] for name in planned.imported.view.inputs]
@@ -58,8 +61,14 @@ class Piece:
         return [result_of(result, inputs, outputs) for result in self.flat.results]
 
 
+_FIRST_COMPILED = 8
+
+
 class SizedGraph:
-    """A graph, and what was made of it for each set of sizes; the latest ones are kept."""
+    """A graph, and what was made of it for each set of sizes; the latest ones are kept.
+
+    Sets of sizes beyond the first ones are run by torch until they return.
+    """
 
     def __init__(
         self,
@@ -74,6 +83,8 @@ class SizedGraph:
         self._placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
         self._symbols = Symbols.of(self._placeholders)
         self.made: OrderedDict[Sizes, Callable[[list[Any]], Sequence[Any]]] = OrderedDict()
+        self._rare = RareSizes(_FIRST_COMPILED)
+        self._in_torch = run_by(gm)
 
     @property
     def is_dynamic(self) -> bool:
@@ -85,6 +96,8 @@ class SizedGraph:
         if sizes in self.made:
             self.made.move_to_end(sizes)
             return self.made[sizes]
+        if self._rare.are_rare(sizes):
+            return self._in_torch
         self.made[sizes] = self._make(concrete_graph(self._gm, self._symbols, sizes), len(self._placeholders))
         drop_oldest(self.made, self._sessions)
         return self.made[sizes]

@@ -16,6 +16,7 @@ from campo_onnx.integrations.torch_compile.cut import Cut, cut
 from campo_onnx.integrations.torch_compile.flat import Argument, Interface, Output, Result, Tensor, result_of
 from campo_onnx.integrations.torch_compile.planning import Planned
 from campo_onnx.integrations.torch_compile.programs import address, allocated, open_part, rehearsed
+from campo_onnx.integrations.torch_compile.runtimes import Trial
 from campo_onnx.runtime.api import AddressedProgram
 
 _ALIGNMENT_BYTES = 256
@@ -85,6 +86,7 @@ class TrainingStep:
         parts: Cut | None = None,
     ) -> None:
         self.flat, self.planned = flat, planned
+        self.trials: tuple[Trial, ...] = ()
         self._primals = primals
         self._results = flat.results[:forward_results]
         self._gradients = flat.results[forward_results:]

@@ -15,13 +15,14 @@ Sizes = tuple[int, ...]
 _MOST_DEGREE = 3
 _MOST_ELEMENTS = 16
 _MOST_CORNERS = 64
+_NEARLY_WHOLE = 1e-4
 _FLOAT_ERROR = 2.0**-22
 """Relative; a constant in FP32 is off by a quarter of this at most, and its coefficient by as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formula:
-    """``offset + factor * (scale * product of powers of sizes + shift) ** exponent``."""
+    """``offset + factor * (scale * product of powers of sizes + more such terms + shift) ** exponent``."""
 
     # offset, factor: coefficients; integers where the number is one.
     offset: float
@@ -29,15 +30,16 @@ class Formula:
     powers: tuple[int, ...] = ()  # of each size
     # scale, shift, exponent: 1, 0 and 1 where the number is an integer.
     scale: float = 1
-    shift: int = 0
+    shift: float = 0
     exponent: float = 1
+    more: tuple[tuple[float, tuple[int, ...]], ...] = ()  # scale and powers of each further term
 
     def at(self, sizes: Sizes) -> float:
         """Evaluate it."""
         if not self.factor:
             return self.offset
-        product = math.prod(n**p for n, p in zip(sizes, self.powers, strict=True))
-        base = self.scale * product + self.shift
+        terms = ((self.scale, self.powers), *self.more)
+        base = sum(scale * _product(sizes, powers) for scale, powers in terms) + self.shift
         if not base and self.exponent < 0:
             return math.inf
         power: float = base if self.exponent == 1 else float(base) ** self.exponent
@@ -74,7 +76,45 @@ def formula_of(numbers: Sequence[Any], sizes: Sequence[Sizes]) -> Formula | None
         ]
         if fitting:
             return fitting[0] if _agree(fitting, sizes) else None
-    return None if whole else _unbiased(numbers, sizes, monomials)
+    alone = None if whole else _unbiased(numbers, sizes, monomials)
+    return alone or _sum_of(numbers, sizes, monomials)
+
+
+def _product(sizes: Sizes, powers: Sequence[int]) -> int:
+    return math.prod(n**p for n, p in zip(sizes, powers, strict=True))
+
+
+def _sum_of(
+    numbers: Sequence[Any], sizes: Sequence[Sizes], monomials: Sequence[tuple[int, ...]]
+) -> Formula | None:
+    """Find a sum of sizes, or of their products, or a power of one: nodes and edges joined, say.
+
+    There is one example more than coefficients, at least, so that they are known and were tried.
+    """
+    whole = isinstance(numbers[0], int)
+    for degree, exponent in itertools.product((1, 2), (1,) if whole else (1, -1, -0.5)):
+        chosen = [powers for powers in monomials if sum(powers) <= degree]
+        if not 1 < len(chosen) < len(sizes) - 1 or min(numbers) <= 0:
+            continue
+        table = np.array([[*(_product(at, powers) for powers in chosen), 1] for at in sizes], np.float64)
+        bases = np.array([float(number) ** (1 / exponent) for number in numbers])
+        found, _, rank, _ = np.linalg.lstsq(table, bases, rcond=None)
+        *scales, constant = (_nearly_whole(x, whole) for x in found.tolist())
+        if rank < len(found) or not any(scales):
+            continue
+        first, *others = [(scale, powers) for scale, powers in zip(scales, chosen, strict=True) if scale]
+        formula = Formula(
+            offset=constant if whole else 0,
+            factor=1,
+            powers=first[1],
+            scale=first[0],
+            shift=0 if whole else constant,
+            exponent=exponent,
+            more=tuple(others),
+        )
+        if all(same(formula.at(at), number) for number, at in zip(numbers, sizes, strict=True)):
+            return formula
+    return None
 
 
 def _monomials(sizes: Sequence[Sizes]) -> list[tuple[int, ...]]:
@@ -106,6 +146,12 @@ def _solved(
     formula = Formula(offset=offset, factor=factor, powers=powers, shift=shift, exponent=exponent)
     fits = all(same(formula.at(at), number) for number, at in zip(numbers, sizes, strict=True))
     return formula if fits else None
+
+
+def _nearly_whole(number: float, must_be: bool) -> float:
+    """Give the whole number that a coefficient is up to rounding; one that is none as it is."""
+    near = round(number)
+    return near if must_be or abs(number - near) < (_NEARLY_WHOLE if near else _FLOAT_ERROR) else number
 
 
 def _unbiased(

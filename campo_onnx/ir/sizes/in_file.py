@@ -96,7 +96,12 @@ def at(model: onnx.ModelProto, sizes: Mapping[str, int]) -> onnx.ModelProto:
 def _is_size(formula: Formula, place: int, count: int) -> bool:
     """Whether a formula is one of the sizes itself."""
     unit = tuple(int(i == place) for i in range(count))
-    return (formula.offset, formula.factor, formula.powers) == (0, 1, unit)
+    return (formula.offset, formula.factor, formula.powers, formula.scale) == (
+        0,
+        1,
+        unit,
+        1,
+    ) and not formula.more
 
 
 @dataclass(kw_only=True)
@@ -141,17 +146,15 @@ class _Arithmetic:
         """Compute an integer, as a vector of one element."""
         if formula.is_constant:
             return self._constant([int(formula.offset)])
-        product = self._product(formula)
+        base = self._sum(formula, int)
         if formula.factor != 1:
-            product = self._op("Mul", product, self._constant([int(formula.factor)]))
-        return self._op("Add", product, self._constant([int(formula.offset)])) if formula.offset else product
+            base = self._op("Mul", base, self._constant([int(formula.factor)]))
+        return self._op("Add", base, self._constant([int(formula.offset)])) if formula.offset else base
 
     def _real(self, formula: Formula) -> str:
         if formula.is_constant:
             return self._constant([float(formula.offset)])
-        base = self._op("Cast", self._product(formula), to=TensorProto.DOUBLE)
-        if formula.scale != 1:
-            base = self._op("Mul", base, self._constant([float(formula.scale)]))
+        base = self._sum(formula, float)
         if formula.shift:
             base = self._op("Add", base, self._constant([float(formula.shift)]))
         if formula.exponent != 1:
@@ -159,11 +162,21 @@ class _Arithmetic:
         scaled = self._op("Mul", base, self._constant([float(formula.factor)]))
         return self._op("Add", scaled, self._constant([float(formula.offset)])) if formula.offset else scaled
 
-    def _product(self, formula: Formula) -> str:
+    def _sum(self, formula: Formula, kind: type[int] | type[float]) -> str:
+        """Compute the sum of the terms that depend on sizes."""
+        terms = []
+        for scale, powers in ((formula.scale, formula.powers), *formula.more):
+            term = self._product(powers)
+            if kind is float:
+                term = self._op("Cast", term, to=TensorProto.DOUBLE)
+            terms.append(term if scale == 1 else self._op("Mul", term, self._constant([kind(scale)])))
+        return reduce(partial(self._op, "Add"), terms)
+
+    def _product(self, powers: Sequence[int]) -> str:
         """Compute the product of powers of sizes."""
         factors = [
             self._op("Shape", tensor, start=axis, end=axis + 1)
-            for (tensor, axis), power in zip(self.sizes, formula.powers, strict=True)
+            for (tensor, axis), power in zip(self.sizes, powers, strict=True)
             for _ in range(power)
         ]
         return reduce(partial(self._op, "Mul"), factors)

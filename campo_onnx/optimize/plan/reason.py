@@ -49,6 +49,7 @@ class Reason(Enum):
     OPERATOR = "operator"  # what earlier versions called all of these
     READERS = "readers"
     USER = "keep-fp32"
+    DEMANDED = "demanded-fp32"
     KERNEL = "kernel"
     SUMS_LOW = "sums-low"
     GRADIENT_KERNEL = "gradient-kernel"
