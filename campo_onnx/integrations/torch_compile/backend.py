@@ -16,12 +16,13 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from campo_onnx.errors import CampoError, UnsupportedModelError, is_foreign
 from campo_onnx.export.torch.complex_numbers import without_complex
 from campo_onnx.export.translate import UntranslatedUseError
+from campo_onnx.integrations.inductor.backend import compiled_by_torch
 from campo_onnx.integrations.torch_compile.autocast import autocast_precision, without_casts
 from campo_onnx.integrations.torch_compile.flat import flatten, provider_of, refuse_untranslatable
 from campo_onnx.integrations.torch_compile.joint import JointGraph, opaque_call
 from campo_onnx.integrations.torch_compile.planning import plan_graph
 from campo_onnx.integrations.torch_compile.runtimes import RuntimeChoice
-from campo_onnx.integrations.torch_compile.settings import Settings
+from campo_onnx.integrations.torch_compile.settings import TORCH, Settings
 from campo_onnx.integrations.torch_compile.single import InPieces, Piece, SizedGraph, in_torch
 from campo_onnx.integrations.torch_compile.tracing import boxed, decompositions, traced
 from campo_onnx.integrations.torch_compile.warn_once import warn_once
@@ -219,6 +220,14 @@ def campo_onnx(
     be translated, under ``options={"fallback": "error"}``.
     """
     settings = Settings.of(options)
+    if settings.runtime == TORCH:
+        return compiled_by_torch(
+            gm,
+            example_inputs,
+            precision=settings.precision,
+            lists=settings.lists,
+            keep_fp32=settings.keep_fp32,
+        )
     allowed = autocast_precision(gm)
     if allowed is not None and settings.precision is None:
         settings = replace(settings, precision=allowed)
