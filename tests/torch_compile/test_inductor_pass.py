@@ -22,6 +22,7 @@ from campo_onnx.integrations.inductor.choice import Choices, KernelTime, StoredV
 from campo_onnx.integrations.inductor.graph_pass import inductor_pass
 from campo_onnx.integrations.inductor.library import LIBRARY
 from campo_onnx.integrations.inductor.times import MeasuredClock
+from campo_onnx.integrations.torch_compile import Settings
 
 aten = torch.ops.aten
 LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -230,6 +231,35 @@ def test_an_unknown_precision_is_refused():
         inductor_pass(keep_fp32="head")
 
 
+def test_options_that_torch_does_not_take_are_refused():
+    with pytest.raises(UsageError, match="does not take device, sessions"):
+        Settings.of({"runtime": "torch", "device": "h200", "sessions": 3})
+    assert Settings.of({"runtime": "torch", "precision": "fp16", "keep_fp32": ["head"]}).runtime == "torch"
+
+
+def test_a_graph_that_cannot_be_planned_runs_as_it_is():
+    class Picked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> Any:
+            return self.layer(x[x[:, 0] > 0]).sum()
+
+    module, x = Picked(), torch.randn(6, 4)
+    backend = Interpreted(inductor_pass(clock=MadeUpTimes()))
+    with (
+        torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True),
+        pytest.warns(RuntimeWarning, match="leaves a graph in FP32"),
+    ):
+        loss = torch.compile(module, backend=backend, fullgraph=True)(x)
+    loss.backward()
+    assert torch.allclose(loss, module(x))
+    (planned,) = backend.plan.planned
+    assert "by data" in planned.unchanged
+    assert not planned.low
+
+
 # --- the choice ---
 
 
@@ -347,12 +377,13 @@ TRAINED = """
 import sys, torch
 from torch._dynamo.utils import counters
 sys.path.insert(0, {folder!r})
+import campo_onnx
 from small_networks import MadeUpTimes
 precision, product_us, out = sys.argv[1:]
 times = MadeUpTimes({{torch.ops.aten.mm.default: float(product_us)}})
 planned = campo_onnx.inductor_pass(precision, clock=times)
 torch.manual_seed(0)
-model = torch.nn.Linear(32, 32)
+model = torch.nn.Linear(32, 32, bias=False)
 x = torch.randn(16, 32)
 y = torch.compile(model, options={{"joint_custom_pre_pass": planned}})(x)
 (y * y).sum().backward()
