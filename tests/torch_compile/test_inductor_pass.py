@@ -4,6 +4,7 @@ import copy
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import chain, combinations
 from pathlib import Path
 from random import Random
@@ -186,21 +187,55 @@ def test_what_the_user_converts_keeps_its_type():
     assert torch.float32 in {n.args[1] for n in asked if not n.args[0].meta["val"].is_floating_point()}
 
 
-def test_operations_without_a_translation_stay_fp32_and_nothing_is_refused():
-    class Sorted(nn.Module):
+def highest(_: Any, x: Any) -> Any:
+    """Use an operation as it has no translation: the highest of some whole numbers, not of what was there."""
+    places = (x[0] > 0).long()
+    return x + torch.zeros(4, dtype=torch.int64).scatter_reduce(0, places, places, "amax", include_self=False)
+
+
+LEFT_OUT: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "bessel": (lambda _, x: torch.special.bessel_j0(x.detach()) + x, "aten.special_bessel_j0.default"),
+    "inverse": (lambda w, x: x @ torch.linalg.inv(w), "aten.linalg_inv_ex.default"),
+    "highest": (highest, "aten.scatter_reduce.two"),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_operations_without_a_translation_stay_fp32_and_nothing_is_refused(name: str):
+    function, operation = LEFT_OUT[name]
+
+    class Between(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.weight = nn.Parameter(torch.randn(4, 4) + 4 * torch.eye(4))
 
         def forward(self, x: Any) -> Any:
-            return self.last(torch.special.bessel_j0(self.first(x).detach()) + self.first(x))
+            return self.last(function(self.weight, self.first(x)))
 
-    module = Sorted()
+    module, x = Between(), torch.randn(4, 4)
+    eager = copy.deepcopy(module)
     backend = Interpreted(inductor_pass(clock=MadeUpTimes()))
-    torch.compile(module, backend=backend)(torch.randn(4, 8)).sum().backward()
+    torch.compile(module, backend=backend)(x).sum().backward()
+    eager(x).sum().backward()
+
     (planned,) = backend.plan.planned
-    assert planned.untranslated == ("aten.special_bessel_j0.default",)
+    assert operation in planned.untranslated
     assert planned.low
+    pairs = [(a.grad, e.grad) for a, e in zip(module.parameters(), eager.parameters(), strict=True)]
+    ours, theirs = zip(*(pair for pair in pairs if pair[1] is not None), strict=True)
+    assert distance(ours, theirs) < 0.05
+
+
+def test_dropout_draws_as_without_a_plan():
+    module, x = nn.Sequential(nn.Linear(8, 64), nn.Dropout(0.5), nn.Linear(64, 4)), torch.randn(4, 8)
+    backend = Interpreted(inductor_pass(clock=MadeUpTimes()))
+    run = torch.compile(module, backend=backend)
+    torch.manual_seed(0)
+    y = run(x)
+    torch.manual_seed(0)
+    assert torch.allclose(y, module(x), rtol=0.1, atol=0.05)
+    assert backend.plan.planned[0].low
 
 
 def test_modules_that_the_user_names_stay_fp32():
@@ -339,22 +374,22 @@ def test_kernels_are_measured_once_and_filed(tmp_path, monkeypatch):
         measured.append(len(runners))
         return actual(runners, device)
 
-    actual = times._measured
-    monkeypatch.setattr(times, "_measured", counted)
-    for _ in range(2):
+    def plan(precision: str) -> int:
+        measured.clear()
         torch._dynamo.reset()
-        backend = Interpreted(inductor_pass(clock=MeasuredClock(tmp_path / "times.sqlite")))
-        x = torch.randn(4, 16)
-        torch.compile(nn.Linear(16, 16), backend=backend)(x).sum().backward()
+        backend = Interpreted(inductor_pass(precision, clock=MeasuredClock(tmp_path / "times.sqlite")))
+        torch.compile(nn.Linear(16, 16), backend=backend)(torch.randn(4, 16)).sum().backward()
         (planned,) = backend.plan.planned
         assert planned.decision is not None
         assert planned.decision.fp32_us > 0
-    assert sorted(set(measured)) == [1, 2]  # casts alone, kernels in both types
-    before = len(measured)
-    torch._dynamo.reset()
-    backend = Interpreted(inductor_pass("fp16", clock=MeasuredClock(tmp_path / "times.sqlite")))
-    torch.compile(nn.Linear(16, 16), backend=backend)(torch.randn(4, 16)).sum().backward()
-    assert len(measured) > before
+        return len(measured)
+
+    actual = times._measured
+    monkeypatch.setattr(times, "_measured", counted)
+    assert plan("bf16") > 0
+    assert set(measured) == {1, 2}  # casts alone, kernels in both types
+    assert plan("bf16") == 0
+    assert plan("fp16") > 0
 
 
 def test_measuring_leaves_random_numbers_alone(tmp_path):

@@ -11,6 +11,7 @@ FP32 whatever its operands are. Other library kernels that are left out stay FP3
 import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import onnx
 import torch
@@ -110,7 +111,8 @@ class _Parts:
         self._gm = _traced_again(graph)
         self._graph = self._gm.graph
         self._cut: dict[str, None] = {}
-        self._results = list(self._graph.output_node().args[0])
+        # Those of the joint graph at their places, then what is read by operations that are left out.
+        self._results: list[Any] = list(self._graph.output_node().args[0])
         self._tangents = _tangents(graph)
         self._leave_out([n for n in self._operations() if not _has_translation(n)])
         self.model = self._translated()
@@ -140,7 +142,7 @@ class _Parts:
                     self._results = [given if r is result else r for r in self._results]
             for result in items:
                 self._graph.erase_node(result)
-            self._results = [r for r in self._results if r is not node]
+            self._results = [None if r is node else r for r in self._results]
             self._graph.erase_node(node)
 
     def _translated(self) -> onnx.ModelProto | None:
