@@ -71,9 +71,10 @@ def is_view(node: torch.fx.Node) -> bool:
 
 def source_of(node: torch.fx.Node) -> torch.fx.Node:
     """Give the node whose memory a node shows."""
-    while is_view(node):
-        node = node.args[0]
-    return node
+    source: Any = node
+    while is_view(source):
+        source = source.args[0]
+    return source
 
 
 def operands(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, bool]]:

@@ -95,7 +95,7 @@ class _Writer:
     def _low_copy(self, node: torch.fx.Node) -> torch.fx.Node:
         if node not in self._low:
             if is_view(node):
-                source = node.args[0]
+                source: Any = node.args[0]
                 args = (self._low_copy(source), *node.args[1:])
                 self._low[node] = self._added(node, node.target, args, node.kwargs, node.meta)
             else:

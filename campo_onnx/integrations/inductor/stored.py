@@ -8,6 +8,7 @@ library kernel reads or writes stay FP32, and are not looked at.
 import operator
 from collections.abc import Collection, Mapping
 from math import prod
+from typing import Any
 
 import torch
 
@@ -91,7 +92,7 @@ def _value(
     """Describe what a node gives; None if no library kernel that may be low has to do with it."""
     if not is_fp32(node) or is_view(node):
         return None
-    maker = node.args[0] if node.op == "call_function" and node.target is _ITEM else node
+    maker: Any = node.args[0] if node.op == "call_function" and node.target is _ITEM else node
     readers = tuple(user.name for user, becomes_low in uses.items() if becomes_low and user in kernels)
     if not readers and maker not in kernels:
         return None
