@@ -1,12 +1,10 @@
 """A precision plan as a pass within torch's own compiler."""
 
 import copy
-import os
 import subprocess
 import sys
 from collections.abc import Callable
 from itertools import chain, combinations
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -21,7 +19,7 @@ from torch import nn
 from campo_onnx.errors import UsageError
 from campo_onnx.integrations.inductor.choice import Choices, KernelTime, StoredValue
 from campo_onnx.integrations.inductor.graph_pass import inductor_pass
-from campo_onnx.integrations.inductor.library import LIBRARY
+from campo_onnx.integrations.inductor.library import LIBRARY, is_candidate, operands
 from campo_onnx.integrations.inductor.times import MeasuredClock
 from campo_onnx.integrations.torch_compile import Settings
 
@@ -156,6 +154,28 @@ def test_what_a_kernel_cannot_gain_leaves_the_graph_alone():
 def test_casts_that_cost_more_than_kernels_gain_keep_fp32():
     backend, _ = planned_step(NETWORKS["bert"][0](), words(), times=MadeUpTimes(element_us=10.0))
     assert backend.plan.planned[0].unchanged
+
+
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_attention_of_a_gpu_keeps_statistics_and_is_low_unless_a_mask_would_be(has_mask: bool):
+    graph = torch.fx.Graph()
+
+    def given(name: str, *shape: int, dtype: Any = torch.float32) -> Any:
+        node = graph.placeholder(name)
+        node.meta["val"] = torch.empty(shape, dtype=dtype, device="meta")
+        return node
+
+    grad, q, k, v, out = (given(name, 2, 2, 8, 8) for name in ("grad", "q", "k", "v", "out"))
+    mask = given("mask", 2, 2, 8, 8) if has_mask else None
+    statistics, seeds = given("statistics", 2, 2, 8), [given(n, 1, dtype=torch.int64) for n in ("s", "o")]
+    read = (grad, q, k, v, mask, out, statistics, *seeds, 0.0, [True, True, True, False])
+    backward = graph.call_function(aten._scaled_dot_product_efficient_attention_backward.default, read)
+    forward = graph.call_function(
+        aten._scaled_dot_product_efficient_attention.default, (q, k, v, mask, True, 0.0, False)
+    )
+    assert is_candidate(forward) is is_candidate(backward) is not has_mask
+    wide = {node for node, becomes_low in operands(backward) if not becomes_low}
+    assert wide == {statistics, *seeds}
 
 
 def test_a_graph_under_autocast_is_the_users():
@@ -408,47 +428,32 @@ def test_convolutions_are_measured_as_inductor_lays_them():
 
 # --- with torch's own compiler to the end ---
 
-TRAINED = """
-import sys, torch
-from torch._dynamo.utils import counters
-sys.path.insert(0, {folder!r})
-import campo_onnx
-from small_networks import MadeUpTimes
-precision, product_us, out = sys.argv[1:]
-times = MadeUpTimes({{torch.ops.aten.mm.default: float(product_us)}})
-planned = campo_onnx.inductor_pass(precision, clock=times)
-torch.manual_seed(0)
-model = torch.nn.Linear(32, 32, bias=False)
-x = torch.randn(16, 32)
-y = torch.compile(model, options={{"joint_custom_pre_pass": planned}})(x)
-(y * y).sum().backward()
-torch.save(model.weight.grad, out)
-print(len(planned.planned), counters["aot_autograd"]["autograd_cache_hit"])
-"""
 
+def test_torchs_cache_gives_the_compiled_graph_of_the_same_plan_only():
+    from torch._dynamo.utils import counters
+    from torch._inductor.utils import fresh_cache
 
-def trained(folder: Any, precision: str, product_us: float) -> tuple[str, Any]:
-    """Train a step in a process of its own; graphs that were planned, graphs of torch's cache, and a
-    gradient."""
-    out = folder / "gradient.pt"
-    script = TRAINED.format(folder=str(Path(__file__).parent))
-    env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", script, precision, str(product_us), str(out)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=600)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.strip(), torch.load(out)
+    def trained(times: MadeUpTimes) -> tuple[int, int, Any]:
+        """Compile anew; graphs that were planned, graphs of torch's cache, and a gradient."""
+        torch._dynamo.reset()
+        counters.clear()
+        plan = inductor_pass(clock=times)
+        torch.manual_seed(0)
+        model, x = nn.Linear(32, 32, bias=False), torch.randn(16, 32)
+        torch.compile(model, options={"joint_custom_pre_pass": plan})(x).square().sum().backward()
+        return len(plan.planned), counters["aot_autograd"]["autograd_cache_hit"], model.weight.grad
 
-
-def test_another_process_takes_the_compiled_graph_of_the_same_plan_only(tmp_path):
-    first, low = trained(tmp_path, "bf16", 40.0)
-    again, same = trained(tmp_path, "bf16", 40.0)
-    other, wide = trained(tmp_path, "bf16", 400.0)
-    assert (first, again, other) == ("1 0", "0 1", "1 0")
+    with fresh_cache():
+        *first, low = trained(MadeUpTimes())
+        *again, same = trained(MadeUpTimes())
+        *other, wide = trained(MadeUpTimes({aten.mm.default: 400.0}))
+    assert (first, again, other) == ([1, 0], [0, 1], [1, 0])
     assert torch.equal(low, same)
     assert not torch.equal(low, wide)
 
 
-def test_the_backend_runs_torch_with_the_plan():
+def test_the_backend_runs_torch_with_the_plan(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where times are filed
     from torch._inductor.utils import run_and_get_code
 
     model, x = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4)), torch.randn(4, 16)

@@ -20,14 +20,20 @@ LIBRARY: Mapping[Any, frozenset[int | str]] = MappingProxyType(
         aten._scaled_dot_product_flash_attention_for_cpu.default: frozenset({"attn_mask"}),
         aten._scaled_dot_product_flash_attention_for_cpu_backward.default: frozenset({5, "attn_mask"}),
         aten._scaled_dot_product_efficient_attention.default: frozenset(),
-        aten._scaled_dot_product_efficient_attention_backward.default: frozenset({6}),
+        aten._scaled_dot_product_efficient_attention_backward.default: frozenset({6, 7, 8}),
     }
 )
 """Operations that Inductor hands to a library: the type of their operands decides the arithmetic.
 
-Beside each are the arguments that keep their type, by position or name: statistics, and masks where the
-kernel takes FP32 ones (the lowest FP32 number, which masks are made of, is infinite in BF16).
+Beside each are the arguments that keep their type, by position or name: statistics, seeds, and masks where
+the kernel takes FP32 ones (the lowest FP32 number, which masks are made of, is infinite in BF16).
 """
+
+_LOW_MASK = {
+    aten._scaled_dot_product_efficient_attention.default: 3,
+    aten._scaled_dot_product_efficient_attention_backward.default: 4,
+}
+"""Where a mask is that would have to become low: with one, these stay FP32."""
 
 ATTENTION = frozenset(target for target in LIBRARY if "attention" in str(target))
 """Fused attention: its softmax is computed in FP32 whatever its operands are."""
@@ -89,6 +95,9 @@ def operands(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, bool]]:
 def is_candidate(node: torch.fx.Node) -> bool:
     """Whether a node is a library kernel that computes in FP32."""
     if node.op != "call_function" or node.target not in LIBRARY:
+        return False
+    mask = _LOW_MASK.get(node.target)
+    if mask is not None and node.args[mask] is not None:
         return False
     changes = [dtype_of(part) for part, becomes_low in operands(node) if becomes_low]
     return bool(changes) and set(changes) == {torch.float32}

@@ -19,7 +19,7 @@ from campo_onnx.runtime.timing import Timing, timing_of
 TORCH = "torch"
 """Name of the runtime whose kernels these are."""
 
-_ROUNDS, _LEAST, _BUDGET_S = 15, 3, 0.01
+_ROUNDS, _LEAST, _BUDGET_S = 15, 2, 0.03
 """Runs of each kernel that count, at most and at least, and the time after which no more begin."""
 
 
