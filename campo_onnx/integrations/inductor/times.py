@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from time import perf_counter_ns
+from time import perf_counter_ns, thread_time_ns
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -11,7 +11,7 @@ from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 
 from campo_onnx.files import cache_folder
-from campo_onnx.integrations.inductor.library import CONVERT, CONVOLUTIONS, LIBRARY, tensors_of
+from campo_onnx.integrations.inductor.library import CONVOLUTIONS, LIBRARY, tensors_of
 from campo_onnx.measure.store import Store, TimingKey
 from campo_onnx.runtime.machine import CPU, Machine, cpu_name
 from campo_onnx.runtime.timing import Timing, timing_of
@@ -19,8 +19,10 @@ from campo_onnx.runtime.timing import Timing, timing_of
 TORCH = "torch"
 """Name of the runtime whose kernels these are."""
 
-_ROUNDS, _LEAST, _BUDGET_S = 15, 2, 0.03
+_ROUNDS, _LEAST, _BUDGET_S = 40, 5, 0.05
 """Runs of each kernel that count, at most and at least, and the time after which no more begin."""
+
+_CAST = torch.ops.aten._to_copy.default
 
 
 class Pair(NamedTuple):
@@ -91,7 +93,7 @@ class _MeasuredTimes:
         """Look up or measure a cast of the next power of two, and scale."""
         measured = 1 << max(elements - 1, 0).bit_length()
         operand = _Operand((measured,), (1,), torch.float32, str(device))
-        (timing,) = self._timed([_Call(CONVERT, (operand, dtype), {})], device)
+        (timing,) = self._timed([_Call(_CAST, (operand,), {"dtype": dtype})], device)
         return timing.median_us * elements / measured
 
     def _timed(self, calls: Sequence["_Call"], device: torch.device) -> list[Timing]:
@@ -205,7 +207,7 @@ def _machine(device: torch.device) -> Machine:
 
 
 def _measured(runners: Sequence[Callable[[], Any]], device: torch.device) -> list[Timing]:
-    """Time some calls in turns; the faster half of each counts, as other programs only make one slower."""
+    """Time some calls in turns; the fastest quarter of each counts: other programs only make one slower."""
     time_us = _cpu_us if device.type == CPU else _cuda_us
     for run in runners:
         time_us(run)
@@ -213,13 +215,15 @@ def _measured(runners: Sequence[Callable[[], Any]], device: torch.device) -> lis
     end = perf_counter_ns() + _BUDGET_S * 1e9 * len(runners)
     while len(rounds) < _ROUNDS and (len(rounds) < _LEAST or perf_counter_ns() < end):
         rounds.append([time_us(run) for run in runners])
-    return [timing_of(sorted(samples)[: (len(samples) + 1) // 2]) for samples in zip(*rounds, strict=True)]
+    return [timing_of(sorted(samples)[: (len(samples) + 3) // 4]) for samples in zip(*rounds, strict=True)]
 
 
 def _cpu_us(run: Callable[[], Any]) -> float:
-    began = perf_counter_ns()
+    """Time a call; of one thread that computes alone it is known how long others kept it waiting."""
+    now = thread_time_ns if torch.get_num_threads() == 1 else perf_counter_ns
+    began = now()
     run()
-    return (perf_counter_ns() - began) / 1000
+    return (now() - began) / 1000
 
 
 def _cuda_us(run: Callable[[], Any]) -> float:
