@@ -31,7 +31,7 @@ def fixed_nodes(
     ports: Mapping[str, Ports],
     *,
     low: Precision,
-    target: Target,
+    target: Target | None,
     protected: Mapping[str, Reason],
     keep_fp32: Sequence[str] = (),
     declared: Mapping[str, DeclaredRange] = MappingProxyType({}),
@@ -41,6 +41,7 @@ def fixed_nodes(
 
     `keep_fp32`: regular expressions; a node stays FP32 if one matches its whole name, its operator's label,
     or the path of a module it is in.
+    `target`: what the plan is for; None where kernels are not those of a runtime, which could lack some.
     `low_as_given`: nodes that are low in the given file: no rule about values raises them, kernels and the
     user may.
     """
@@ -50,8 +51,8 @@ def fixed_nodes(
     names = dict.fromkeys(text for texts in named for text in texts)
     by_name = matching([pattern_of(text) for text in keep_fp32], names)
 
-    runtime = target.runtime.name
-    provider = target.hardware.processor if runtime == DEFAULT else runtime
+    runtime = DEFAULT if target is None else target.runtime.name
+    provider = target.hardware.processor if target is not None and runtime == DEFAULT else runtime
     would_lose = value_verdicts(imported, ports, low, declared)
 
     def verdict_of(node: OpNode) -> Verdict | None:
@@ -70,11 +71,11 @@ def fixed_nodes(
             return Verdict.refused(Refused.NO_CAST.of(low=low.value, opset=view.opset[""]))
         signature = view.signature(node.name)
         facts = {"provider": provider, "low": low.value, "op": node.op.label}
-        if target.support(signature, low) is Support.REFUSED:
+        if target is not None and target.support(signature, low) is Support.REFUSED:
             return Reason.KERNEL.of(**facts)
         if node.name in low_as_given:
             return None
-        if target.sums_low(signature, low):
+        if target is not None and target.sums_low(signature, low):
             return Reason.SUMS_LOW.of(**facts)
         return would_lose.get(node.name)
 

@@ -17,13 +17,14 @@ from campo_onnx.errors import CampoError, UnsupportedModelError, is_foreign
 from campo_onnx.export.torch.complex_numbers import without_complex
 from campo_onnx.export.torch.fp32_demands import autocast_around
 from campo_onnx.export.translate import UntranslatedUseError
+from campo_onnx.integrations.inductor.backend import compiled_by_torch
 from campo_onnx.integrations.torch_compile.autocast import autocast_precision, mark_demands, without_casts
 from campo_onnx.integrations.torch_compile.flat import flatten, provider_of, refuse_untranslatable
 from campo_onnx.integrations.torch_compile.joint import JointGraph, opaque_call
 from campo_onnx.integrations.torch_compile.planning import plan_graph
 from campo_onnx.integrations.torch_compile.recurrent import listen
 from campo_onnx.integrations.torch_compile.runtimes import RuntimeChoice
-from campo_onnx.integrations.torch_compile.settings import Settings
+from campo_onnx.integrations.torch_compile.settings import TORCH, Settings
 from campo_onnx.integrations.torch_compile.single import InPieces, Piece, SizedGraph, in_torch
 from campo_onnx.integrations.torch_compile.tracing import boxed, decompositions, traced
 from campo_onnx.integrations.torch_compile.warn_once import warn_once
@@ -223,6 +224,14 @@ def campo_onnx(
     listen()
     settings = Settings.of(options)
     mark_demands(gm, autocast_around())
+    if settings.runtime == TORCH:
+        return compiled_by_torch(
+            gm,
+            example_inputs,
+            precision=settings.precision,
+            lists=settings.lists,
+            keep_fp32=settings.keep_fp32,
+        )
     allowed = autocast_precision(gm)
     if allowed is not None and settings.precision is None:
         settings = replace(settings, precision=allowed)

@@ -5,7 +5,7 @@ Results that are not tensors, or an argument as it is, never reach ONNX; they ar
 
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -258,8 +258,12 @@ def _origin(node: torch.fx.Node) -> Origin:
         stack = node.meta.get("fwd_nn_module_stack") or stack
     if not stack:
         return Origin("", is_gradient, in_fp32=in_fp32)
-    path = str(list(stack.values())[-1][0])
-    return Origin(_OUTERMOST.sub("", path), is_gradient, in_fp32=in_fp32)
+    return Origin(module_path(list(stack.values())[-1]), is_gradient, in_fp32=in_fp32)
+
+
+def module_path(entry: Sequence[Any]) -> str:
+    """Give the path of a module by its entry in a traced node's stack of modules."""
+    return _OUTERMOST.sub("", str(entry[0]))
 
 
 def is_translatable(node: torch.fx.Node) -> bool:

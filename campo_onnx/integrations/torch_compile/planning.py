@@ -93,7 +93,7 @@ def plan_graph(
     `tangents` are inputs that come with the backward pass: the gradient of which output each is. ONNX Runtime
     cannot compute in low precision on a CPU: there the graph computes in FP32 and rounds as planned.
     """
-    fp32 = import_model(_with_handover(model, tangents), any_type=True)
+    fp32 = import_model(with_handover(model, tangents), any_type=True)
     options = settings.options(provider, runtime)
     if runtime != DEFAULT:
         fp32 = form_once(fp32, options, settings.folder)
@@ -150,7 +150,7 @@ def _same_shapes(graph: AnySize, mixed: onnx.ModelProto) -> Mapping[str, str]:
     return same
 
 
-def _with_handover(model: onnx.ModelProto, tangents: Mapping[str, str]) -> onnx.ModelProto:
+def with_handover(model: onnx.ModelProto, tangents: Mapping[str, str]) -> onnx.ModelProto:
     """Let the gradients come from the node that hands the forward pass's results to the framework.
 
     This is how ONNX Runtime's training graphs say it, and what safety rules and loss scaling look for.

@@ -21,6 +21,9 @@ from campo_onnx.runtime.registry import AUTO, check_precision, default_precision
 from campo_onnx.targets.detect import resolve_target, this_cpu
 from campo_onnx.targets.target import Target, target
 
+TORCH = "torch"
+"""Torch's own compiler runs the graph, with the plan as a pass in it."""
+
 _FALLBACKS = ("torch", "error")
 
 
@@ -47,7 +50,8 @@ class Settings:
     # what becomes of operations that cannot be translated: `"torch"` runs them, `"error"` refuses the model
     fallback: str = "torch"
     # what runs graphs on a CPU: `"auto"` for the fastest of those that are installed, as measured for each
-    # graph, `"onnxruntime"` or `"openvino"`. On CUDA it is ONNX Runtime.
+    # graph, `"onnxruntime"` or `"openvino"`. On CUDA it is ONNX Runtime. `"torch"` is torch's own compiler,
+    # with the plan as a pass in it; beside it `lists`, `precision` (by default BF16) and `keep_fp32` count
     runtime: str = AUTO
     sessions: int = 32  # for how many sets of sizes a graph of dynamic sizes keeps its sessions
 
@@ -80,7 +84,9 @@ class Settings:
         return cls(**(options or {}))
 
     def _check_runtime(self) -> None:
-        if self.runtime == AUTO:
+        if self.runtime == TORCH:
+            self._check_torch()
+        if self.runtime in (AUTO, TORCH):
             return
         chosen = runtime_called(self.runtime)
         if problem := chosen.problem(CPU):
@@ -92,6 +98,17 @@ class Settings:
                 f"runtime is {chosen.name!r} and device {self.device!r}",
                 why=f"{chosen.name} runs plans for CPUs here",
                 remedy='Leave device at "auto", or name a CPU (campo-onnx devices lists them).',
+            )
+
+    def _check_torch(self) -> None:
+        """Refuse what says how sessions are made: there are none."""
+        counted = ("runtime", "lists", "precision", "keep_fp32")
+        more = [f.name for f in fields(self) if f.name not in counted and getattr(self, f.name) != f.default]
+        if more:
+            raise UsageError(
+                f"runtime is {TORCH!r}, which does not take {', '.join(more)}",
+                why="torch's own compiler runs the graph, on the device that its tensors are on",
+                remedy=f"Leave it out; {', '.join(counted[1:])} count.",
             )
 
     @property
