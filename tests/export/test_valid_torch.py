@@ -48,6 +48,7 @@ class Behind(nn.Module):
         return self.function(self.layer(x))
 
 
+@pytest.mark.filterwarnings("ignore:index_reduce.. is in beta")
 @pytest.mark.parametrize(("function", "shape"), USES.values(), ids=USES)
 def test_gradients_are_those_of_eager(function: Callable[[Any], Any], shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
