@@ -24,6 +24,15 @@ USES: dict[str, tuple[Callable[[Any], Any], tuple[int, ...]]] = {
         lambda x: F.linear(torch.logcumsumexp(x, 1), torch.ones(3, 6), torch.ones(3)),
         (2, 5, 6),
     ),
+    "index_reduce of a scalar": (
+        lambda x: x.sum().index_reduce(0, torch.tensor([0]), torch.tensor(1.0), "mean") * x,
+        (2, 3),
+    ),
+    "normalized scalar": (lambda x: torch.masked.normalize(x.sum(), 2.0, 0) + x, (2, 3)),
+    "norm and variance of a scalar": (
+        lambda x: torch.linalg.vector_norm(x.sum(), 3, 0) + x.sum().var(0, correction=0) + x,
+        (2, 3),
+    ),
     "cummax before a layer": (lambda x: F.linear(x.cummax(1)[0], torch.ones(3, 6), torch.ones(3)), (2, 5, 6)),
 }
 
@@ -39,6 +48,7 @@ class Behind(nn.Module):
         return self.function(self.layer(x))
 
 
+@pytest.mark.filterwarnings("ignore:index_reduce.. is in beta")
 @pytest.mark.parametrize(("function", "shape"), USES.values(), ids=USES)
 def test_gradients_are_those_of_eager(function: Callable[[Any], Any], shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)

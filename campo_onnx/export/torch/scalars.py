@@ -28,7 +28,8 @@ _ALONG_A_DIMENSION = (
         aten.index_select.default,
     ),
     *(aten.gather.default, aten.scatter.src, aten.scatter.value, aten.scatter_add.default),
-    *(aten.scatter_reduce.two, aten.index_reduce.default),
+    *(aten.scatter_reduce.two, aten.scatter.reduce, aten.scatter.value_reduce, aten.index_reduce.default),
+    *(aten.linalg_vector_norm.default, aten.var_mean.correction, aten.any.dims, aten.index_copy.default),
     *(aten.index_add.default, aten._softmax_backward_data.default, aten._log_softmax_backward_data.default),
 )
 
