@@ -190,7 +190,7 @@ def test_recurrent_layers_over_picked_rows_need_as_many_states(states, run):
     }}"""
     model = parse_model(graph, 22)
     if states == "h":
-        with pytest.raises(UnsupportedModelError, match="of sizes that data decide: .*RNNSequence"):
+        with pytest.raises(UnsupportedModelError, match=r"of sizes that data decide: .*RNNSequence"):
             RUNTIME.load(model, "cpu")
         return
     rng = random.Random(0)
