@@ -81,10 +81,10 @@ def try_step(
     def check() -> None:
         check_outputs({"--output": output, "--report": report}, {"SCRIPT": source}, force=force)
 
-    source, given = script.absolute(), (output, report)
+    source, paths = script.absolute(), (output, report)
     check()
     # The user's code may go to another folder, and write files.
-    output, report = (path if path is None else path.absolute() for path in given)
+    output, report = (path if path is None else path.absolute() for path in paths)
     command = command_line()
     with (
         keeping_others_apart(),
@@ -127,6 +127,6 @@ def try_step(
         print_json(trial.to_json())
     else:
         print_trial(trial, printing.form)
-        print_written(*given, form=printing.form)
+        print_written(*paths, form=printing.form)
     if trial.measured.interrupted:
         raise typer.Exit(INTERRUPTED)

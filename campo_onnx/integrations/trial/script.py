@@ -15,7 +15,7 @@ from campo_onnx.files.signals import Terminated
 
 _FORM = "campo-onnx try train.py:make"
 _PARTS = 3
-_OURS = ("campo_onnx.", "campo_onnx_cli.", "cli.")
+_OURS = ("campo_onnx.", "campo_onnx_cli.")
 
 
 class UserStep(NamedTuple):
@@ -121,7 +121,7 @@ def is_raised_by_user(error: BaseException) -> bool:
     from campo_onnx.export.torch.origin import is_users
 
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
-        if frame.f_globals.get("__name__", "").startswith(_OURS):
+        if str(frame.f_globals.get("__name__")).startswith(_OURS):
             return False
         if is_users(frame.f_code):
             return True

@@ -49,11 +49,11 @@ def model_of(form, ranks, *, low, picks):
             names[name] = f"low_{name}"
     results = [f"y_{k}" for k in range(form.outputs)]
     kinds = [TensorProto.INT64 if form.op == "MaxPool" and k else FLOAT for k in range(form.outputs)]
-    made = [f"made_{k}" for k in range(form.outputs)] if low else results
+    computed = [f"made_{k}" for k in range(form.outputs)] if low else results
     order = [names[name] for name in form.positions or ("x", *form.others)]
-    nodes.append(helper.make_node(form.op, order, made, "form", **form.attributes))
+    nodes.append(helper.make_node(form.op, order, computed, "form", **form.attributes))
     if low:
-        casts = zip(made, results, kinds, strict=True)
+        casts = zip(computed, results, kinds, strict=True)
         nodes += [helper.make_node("Cast", [name], [result], to=kind) for name, result, kind in casts]
     outputs = [
         helper.make_tensor_value_info(result, kind, None if rank is None else [None] * rank)
