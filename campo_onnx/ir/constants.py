@@ -244,8 +244,8 @@ def _refuse_large_sparse(graph: onnx.GraphProto) -> None:
     """Refuse sparse constants that are too large written out: all together, as a small file has many."""
     total = 0
     for inner in graphs_of(graph):
-        kept = [a.sparse_tensor for a in _attributes(inner) if _is_sparse(a)]
-        for sparse in (*inner.sparse_initializer, *kept):
+        attributes = [a.sparse_tensor for a in _attributes(inner) if _is_sparse(a)]
+        for sparse in (*inner.sparse_initializer, *attributes):
             name, shape = sparse.values.name, list(sparse.dims)
             if any(size < 0 for size in shape):
                 raise ModelError(

@@ -22,7 +22,7 @@ MAX_NODES = 1_000_000
 """Nodes of a model, those of bodies and of inlined functions included."""
 
 MAX_INLINED_BYTES = 1 << 28
-"""What the calls of functions may add to a model: a body has constants, and each call a copy of them."""
+"""Bytes that calls of functions may add to a model: each gets a copy of the body and its constants."""
 
 MAX_RANK = 64
 """Axes of a tensor, where NumPy ends. A shape that is data may ask for millions at each node."""
