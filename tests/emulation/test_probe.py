@@ -354,7 +354,7 @@ def test_nodes_rank_by_outputs_that_say_something() -> None:
     )
     optimized, options = planned(text)
     view = optimized.problem.view
-    subject = probing._subject(optimized, optimized.imported.model, view)
+    subject = probing._subject(optimized, optimized.imported.model, view, {})
     (batch, *_) = draw_batches(view, ["dot"], options.ranges)
     probed = ProbedBatch(subject, batch.title, batch.feeds)
     assert probed.trial(frozenset({"center"})).errors["zero"] > 100
