@@ -82,25 +82,32 @@ def stated(page, header):
     return [[cell.strip(" *") for cell in line.split("|")[2:-1]] for line in rows]
 
 
+def ahead_ms(graph):
+    """Milliseconds of a step of torch autocast in a loop that does not wait for it."""
+    return result("calibration_cuda")["torch"][graph]["result"]["rows"]["torch AMP"]["ahead_us"] / 1e3
+
+
 def test_steps_on_a_gpu():
     """Times and ratios of the README are those of the records, and so is what it concludes."""
     record = result("calibration_cuda")
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"NVIDIA {record['machine']['device'].removeprefix('NVIDIA ')}, {record['made']['date']}" in text
-    sides = ("torch", "torch AMP", "fp32", "tf-amp tf115", "campo", "optimal")
-    for graph, cells in zip(
-        ON_A_GPU, stated("README.md", "| step | torch eager | torch autocast, FP16"), strict=True
+    sides = ("torch", "torch AMP", "ahead", "fp32", "tf-amp tf115", "campo", "optimal")
+    steps = [milliseconds(graph) | {"ahead": ahead_ms(graph)} for graph in ON_A_GPU]
+    for ms, cells in zip(
+        steps, stated("README.md", "| step | torch eager | torch autocast, FP16"), strict=True
     ):
-        ms = milliseconds(graph)
         expected = [f"{ms[side]:.1f}" for side in sides]
-        assert cells == [*expected, *(f"{ms[side] / ms['optimal']:.2f}" for side in ("fp32", "torch AMP"))]
+        assert cells == [*expected, *(f"{ms[side] / ms['optimal']:.2f}" for side in ("fp32", "ahead"))]
     ours = "faster than FP32 on all six and the fastest of our strategies on all six"
-    assert f"{ours}, and torch autocast is faster than `optimal` on five" in " ".join(text.split())
-    steps = [milliseconds(graph) for graph in ON_A_GPU]
+    on_all = f"**`optimal` is {ours}, and torch autocast is faster than `optimal` on all six**"
+    assert f"{on_all}, on BERT-large only where nothing waits" in " ".join(text.split())
     assert all(
         ms["optimal"] < ms[other] for ms in steps for other in ("fp32", "tf-amp tf115", "torch-amp", "campo")
     )
-    assert sum(ms["torch AMP"] < ms["optimal"] for ms in steps) == 5
+    assert all(ms["ahead"] < ms["optimal"] for ms in steps)
+    waiting = {graph for graph, ms in zip(ON_A_GPU, steps, strict=True) if ms["torch AMP"] > ms["optimal"]}
+    assert waiting == {"bert_large_b10"}
     off = [
         abs(row["predicted_us"] / row["step_us"]["median"] - 1)
         for graph in ON_A_GPU
