@@ -119,10 +119,10 @@ def origin_of(node: torch.fx.Node) -> str | None:
 
 
 def _computing(graph: torch.fx.Graph) -> list[tuple[str, Precision]]:
-    found = []
+    computing = []
     for node in graph.nodes:
         if node.target in LIBRARY and (origin := origin_of(node)) is not None:
             operand: Any = next(a.meta["val"] for a in node.args if isinstance(a, torch.fx.Node))
             if operand.dtype in _PRECISIONS:
-                found.append((origin, _PRECISIONS[operand.dtype]))
-    return found
+                computing.append((origin, _PRECISIONS[operand.dtype]))
+    return computing
