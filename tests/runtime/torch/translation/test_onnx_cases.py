@@ -102,7 +102,7 @@ def test_every_case_gives_the_right_values_or_is_refused(cases):
 
 
 def lowered(model: ModelProto, dtype: int) -> ModelProto | None:
-    """Give the FP32 inputs and outputs of a single operator another type; None where it does not take that."""
+    """Give the FP32 inputs and outputs of a single operator another type; None where it takes none such."""
     copy = ModelProto()
     copy.CopyFrom(model)
     if len(copy.graph.node) != 1 or copy.graph.node[0].op_type in _SCALES:
