@@ -80,7 +80,7 @@ def trace(translation: Translation, inputs: Sequence[torch.Tensor]) -> Traced:
 def _write_outputs(module: torch.fx.GraphModule, names: Sequence[str]) -> tuple[torch.Tensor, ...]:
     graph = module.graph
     end = graph.output_node()
-    results: Sequence[Any] = end.args[0]  # type: ignore[assignment]
+    results: Any = end.args[0]
     examples = tuple(_value(module, result, name) for result, name in zip(results, names, strict=True))
     first = next((node for node in graph.nodes if node.op != "placeholder"), end)
     for number, (result, example) in enumerate(zip(results, examples, strict=True)):
@@ -119,10 +119,10 @@ def origin_of(node: torch.fx.Node) -> str | None:
 
 
 def _computing(graph: torch.fx.Graph) -> list[tuple[str, Precision]]:
-    found = []
+    computing = []
     for node in graph.nodes:
         if node.target in LIBRARY and (origin := origin_of(node)) is not None:
-            operand = next(a.meta.get("val") for a in node.args if isinstance(a, torch.fx.Node))
-            if (precision := _PRECISIONS.get(getattr(operand, "dtype", None))) is not None:  # type: ignore[arg-type]
-                found.append((origin, precision))
-    return found
+            operand: Any = next(a.meta["val"] for a in node.args if isinstance(a, torch.fx.Node))
+            if operand.dtype in _PRECISIONS:
+                computing.append((origin, _PRECISIONS[operand.dtype]))
+    return computing

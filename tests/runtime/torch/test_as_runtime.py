@@ -1,4 +1,4 @@
-"""What a runtime must do: torch plans, runs, profiles, verifies and trains."""
+"""Everything that a runtime must do: torch plans, runs, profiles, verifies and trains."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -305,9 +305,9 @@ def test_the_types_of_a_plan_are_those_that_run(compiles):
     program.run(feeds)
     assert not program.note
     (source,) = program.sources
-    made = dict(re.findall(r"(buf\d+) = empty_strided_cpu\(.*, torch\.(\w+)\)", source))
+    stored = dict(re.findall(r"(buf\d+) = empty_strided_cpu\(.*, torch\.(\w+)\)", source))
     calls = re.findall(r"extern_kernels\.mm\((.*), out=(\w+)\)", source)
-    types = [[made[name] for name in re.findall(r"buf\d+", f"{read}, {out}")] for read, out in calls]
+    types = [[stored[name] for name in re.findall(r"buf\d+", f"{read}, {out}")] for read, out in calls]
     assert types[0] == ["bfloat16", "bfloat16", "bfloat16"]
     assert set(types[1]) == {"float32"}
     assert program.executed() == {"h": Precision.BF16, "g": Precision.FP32}

@@ -31,10 +31,10 @@ def reduced_axes(node: Node, axes: Array | None, rank: int) -> list[int] | None:
 
 def reshaped(node: Node, shape: Sequence[Any], sizes: Array | None) -> list[Any]:
     """Return the shape that a Reshape asks for: 0 takes the size at that place."""
-    asked = node.get("shape") if sizes is None else ints(sizes)
+    request = node.get("shape") if sizes is None else ints(sizes)
     if node.flag("allowzero"):
-        return list(asked)
-    return [shape[axis] if _is_zero(size) else size for axis, size in enumerate(asked)]
+        return list(request)
+    return [shape[axis] if _is_zero(size) else size for axis, size in enumerate(request)]
 
 
 def _is_zero(size: Any) -> bool:

@@ -51,10 +51,10 @@ def transposed_window(node: Node, sizes: Sequence[int], kernel: Sequence[int]) -
     """Read the window of a ConvTranspose, and the padding of its output."""
     window = window_of(node, sizes, kernel) if _pads_itself(node) else _automatic(node, sizes, kernel)
     extra = list(node.get("output_padding", [0] * len(sizes)))
-    asked = node.get("output_shape")
-    if not asked and _pads_itself(node):
+    request = node.get("output_shape")
+    if not request and _pads_itself(node):
         return window, extra
-    shape = asked[-len(sizes) :] if asked else [n * s for n, s in zip(sizes, window.stride, strict=True)]
+    shape = request[-len(sizes) :] if request else [n * s for n, s in zip(sizes, window.stride, strict=True)]
     totals = [
         s * (n - 1) + e + span - o
         for s, n, e, span, o in zip(window.stride, sizes, extra, window.extent, shape, strict=True)
@@ -63,7 +63,7 @@ def transposed_window(node: Node, sizes: Sequence[int], kernel: Sequence[int]) -
     extra = [e + max(-t, 0) for e, t in zip(extra, totals, strict=True)]
     how = node.get("auto_pad", "NOTSET")
     begin, end = halves([max(t, 0) for t in totals], "SAME_UPPER" if how == "SAME_UPPER" else "SAME_LOWER")
-    if how in ("SAME_UPPER", "SAME_LOWER") or asked:
+    if how in ("SAME_UPPER", "SAME_LOWER") or request:
         return _with_pads(window, begin, end), extra
     return window, extra
 

@@ -15,6 +15,7 @@ from campo_onnx.runtime.torch.translation.windows import Window, window_of
 Tensor = torch.Tensor
 _aten = torch.ops.aten
 _MAX_POOLS = {2: _aten.max_pool2d_with_indices, 3: _aten.max_pool3d_with_indices}
+_SPACE_IN_LOW = 2  # the most axes of space that torch averages over in low precision
 _AVERAGES: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
@@ -116,7 +117,9 @@ def average_pool(node: Node, x: Tensor) -> Tensor:
     is_plain = set(window.dilation) <= {1} and not node.flag("ceil_mode")
     if is_plain and fits_torch(window) and x.dim() - 2 in _AVERAGES:
         pool = _AVERAGES[x.dim() - 2]
-        return pool(x, list(window.kernel), list(window.stride), list(window.begin), False, counts_pads)
+        data = widened(x) if x.dim() > _SPACE_IN_LOW + 2 else x
+        sizes = list(window.kernel), list(window.stride), list(window.begin)
+        return pool(data, *sizes, False, counts_pads).to(x.dtype)
     wide = widened(x)
     reaching = _reaching(node, x, window)
     ones = torch.ones([1, 1, *x.shape[2:]], dtype=wide.dtype, device=x.device)

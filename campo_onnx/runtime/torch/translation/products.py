@@ -3,6 +3,7 @@
 import torch
 
 from campo_onnx.runtime.torch.translation.node import Node, Row, plain
+from campo_onnx.runtime.torch.translation.reductions import widened
 
 Tensor = torch.Tensor
 
@@ -67,12 +68,12 @@ def centred(x: Tensor, zero: Tensor | None, axis: int) -> Tensor:
 
 
 ROWS = {
-    "Det": plain(torch.linalg.det),
+    "Det": Row(lambda node, x: torch.linalg.det(widened(x)).to(x.dtype)),
     "Einsum": Row(einsum),
     "Gemm": Row(gemm),
     "MatMul": plain(torch.matmul),
     "MatMulInteger": Row(matmul_integer),
     "com.microsoft:FusedMatMul": Row(fused_matmul),
-    "com.microsoft:Inverse": plain(torch.linalg.inv),
+    "com.microsoft:Inverse": Row(lambda node, x: torch.linalg.inv(widened(x)).to(x.dtype)),
     "com.microsoft:TransposeMatMul": Row(fused_matmul),
 }

@@ -6,6 +6,7 @@ import torch
 
 from campo_onnx.runtime.torch.translation.axes import shifted
 from campo_onnx.runtime.torch.translation.node import Node, static
+from campo_onnx.runtime.torch.translation.reductions import widened
 from campo_onnx.runtime.torch.translation.values import Array, ints
 
 Tensor = torch.Tensor
@@ -14,14 +15,15 @@ _AXIS_IS_INPUT = 20  # from this opset on
 
 def complex_of(x: Tensor) -> Tensor:
     """Take pairs, or single numbers, on the last axis for complex numbers."""
+    x = widened(x)
     if x.shape[-1] == 2:
         return torch.complex(x[..., 0], x[..., 1])
     return torch.complex(x[..., 0], torch.zeros_like(x[..., 0]))
 
 
-def pairs(x: Tensor) -> Tensor:
+def pairs(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Put the parts of complex numbers on a last axis."""
-    return torch.stack([x.real, x.imag], -1)
+    return torch.stack([x.real, x.imag], -1).to(dtype)
 
 
 def dft(node: Node, x: Tensor, length: Array | None = None, axis: Array | None = None) -> Tensor:
@@ -31,11 +33,12 @@ def dft(node: Node, x: Tensor, length: Array | None = None, axis: Array | None =
     inverse, half = node.flag("inverse"), node.flag("onesided")
     count: Any = None if length is None else ints(length)[0]
     if inverse and half:
-        return torch.fft.irfft(complex_of(x), count, place).unsqueeze(-1)
+        return torch.fft.irfft(complex_of(x), count, place).unsqueeze(-1).to(x.dtype)
     if inverse:
-        return pairs(torch.fft.ifft(complex_of(x), count, place))
+        return pairs(torch.fft.ifft(complex_of(x), count, place), x.dtype)
     result = torch.fft.fft(complex_of(x), count, place)
-    return pairs(result.narrow(place, 0, result.shape[place] // 2 + 1) if half else result)
+    result = result.narrow(place, 0, result.shape[place] // 2 + 1) if half else result
+    return pairs(result, x.dtype)
 
 
 def stft(
@@ -48,7 +51,7 @@ def stft(
     signal = x.unsqueeze(-1) if x.dim() == 2 else x
     frames = signal.unfold(1, size, ints(step)[0]).transpose(2, 3)
     result = torch.fft.fft(complex_of(frames if window is None else frames * window.unsqueeze(-1)), dim=2)
-    return pairs(result[..., : size // 2 + 1] if node.flag("onesided", True) else result)
+    return pairs(result[..., : size // 2 + 1] if node.flag("onesided", True) else result, x.dtype)
 
 
 ROWS = {
