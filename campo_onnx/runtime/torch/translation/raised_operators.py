@@ -81,7 +81,7 @@ def _by_images(images: Tensor, groups: int) -> Tensor:
     return turned.reshape(count, groups * channels, *images.shape[2:])
 
 
-def max_pool_gradient(
+def gradient_of_max_pool(
     node: Node, gradient: Tensor, x: Tensor, places: Tensor, zeros: Tensor | None = None
 ) -> Tensor:
     """Return the gradient of what a max pool read; `zeros` has the shape that it is to have."""
@@ -109,6 +109,6 @@ def max_pool_gradient(
 
 
 ROWS = {
-    MAX_POOL_GRADIENT.label: Row(max_pool_gradient),
+    MAX_POOL_GRADIENT.label: Row(gradient_of_max_pool),
     WEIGHT_GRADIENT.label: static(2)(weight_gradient),
 }
