@@ -29,7 +29,7 @@ Beside each are the arguments that keep their type, by position or name: statist
 the kernel takes FP32 ones (the lowest FP32 number, which masks are made of, is infinite in BF16).
 """
 
-_LOW_MASK = {
+_LOW_MASK: Mapping[Any, int] = {
     aten._scaled_dot_product_efficient_attention.default: 3,
     aten._scaled_dot_product_efficient_attention_backward.default: 4,
 }

@@ -112,7 +112,7 @@ class _Parts:
         self._graph = self._gm.graph
         self._cut: dict[str, None] = {}
         # Those of the joint graph at their places, then what is read by operations that are left out.
-        self._results: list[Any] = list(self._graph.output_node().args[0])
+        self._results: list[Any] = list(listed(self._graph.output_node().args[0]))
         self._tangents = _tangents(graph)
         self._leave_out([n for n in self._operations() if not _has_translation(n)])
         self.model = self._translated()
@@ -200,7 +200,7 @@ def _traced_again(graph: torch.fx.Graph) -> torch.fx.GraphModule:
     Operations carry the names of those that they come from. What is written into the caller's tensors are
     results.
     """
-    gm = graph.owning_module
+    gm: Any = graph.owning_module
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     symbols = Symbols.of(placeholders)
     sizes = symbols.traced_at(placeholders) if symbols.names else ()
