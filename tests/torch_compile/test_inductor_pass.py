@@ -160,14 +160,14 @@ def test_casts_that_cost_more_than_kernels_gain_keep_fp32():
 def test_attention_of_a_gpu_keeps_statistics_and_is_low_unless_a_mask_would_be(has_mask: bool):
     graph = torch.fx.Graph()
 
-    def given(name: str, *shape: int, dtype: Any = torch.float32) -> Any:
+    def tensor(name: str, *shape: int, dtype: Any = torch.float32) -> Any:
         node = graph.placeholder(name)
         node.meta["val"] = torch.empty(shape, dtype=dtype, device="meta")
         return node
 
-    grad, q, k, v, out = (given(name, 2, 2, 8, 8) for name in ("grad", "q", "k", "v", "out"))
-    mask = given("mask", 2, 2, 8, 8) if has_mask else None
-    statistics, seeds = given("statistics", 2, 2, 8), [given(n, 1, dtype=torch.int64) for n in ("s", "o")]
+    grad, q, k, v, out = (tensor(name, 2, 2, 8, 8) for name in ("grad", "q", "k", "v", "out"))
+    mask = tensor("mask", 2, 2, 8, 8) if has_mask else None
+    statistics, seeds = tensor("statistics", 2, 2, 8), [tensor(n, 1, dtype=torch.int64) for n in ("s", "o")]
     read = (grad, q, k, v, mask, out, statistics, *seeds, 0.0, [True, True, True, False])
     backward = graph.call_function(aten._scaled_dot_product_efficient_attention_backward.default, read)
     forward = graph.call_function(

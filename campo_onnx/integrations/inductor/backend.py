@@ -24,4 +24,5 @@ def compiled_by_torch(
     from campo_onnx.integrations.inductor.graph_pass import inductor_pass
 
     planned = inductor_pass(precision or Precision.BF16, lists=lists, keep_fp32=keep_fp32)
-    return compile_fx(gm, example_inputs, config_patches={"joint_custom_pre_pass": planned})
+    call: Any = compile_fx(gm, example_inputs, config_patches={"joint_custom_pre_pass": planned})
+    return call

@@ -1,4 +1,4 @@
-"""Which library kernels compute low, and which values are stored low: one minimum cut over measured times.
+"""A choice of low library kernels and of values that are stored low: one minimum cut over measured times.
 
 A choice for each library kernel, and one for each value that is stored between generated kernels and read by
 library kernels. A kernel pays its measured time. A stored value pays, in bytes, for each copy that somebody
@@ -89,7 +89,7 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """What is to be decided about, with costs."""
+    """Kernels and values to decide about, with costs."""
 
     kernels: Mapping[str, KernelTime]
     values: Sequence[StoredValue]

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass
@@ -119,7 +120,8 @@ class PrecisionPass(CustomGraphPass):
         # Imported when the compiler runs, which has loaded it by then: it takes as long as torch itself.
         from torch._inductor.graph import GraphLowering
 
-        channels_last = GraphLowering.decide_layout_opt(graph.owning_module, is_inference=False)
+        gm: Any = graph.owning_module
+        channels_last = GraphLowering.decide_layout_opt(gm, is_inference=False)
         with self._clock.opened() as times:
             choices = choices_of(
                 graph, free, may_be.values, _LOW[self._low], times, channels_last=channels_last

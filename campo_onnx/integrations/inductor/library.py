@@ -29,11 +29,11 @@ Beside each are the arguments that keep their type, by position or name: statist
 the kernel takes FP32 ones (the lowest FP32 number, which masks are made of, is infinite in BF16).
 """
 
-_LOW_MASK = {
+_LOW_MASK: Mapping[Any, int] = {
     aten._scaled_dot_product_efficient_attention.default: 3,
     aten._scaled_dot_product_efficient_attention_backward.default: 4,
 }
-"""Where a mask is that would have to become low: with one, these stay FP32."""
+"""Place of a mask that would have to become low: with one, these stay FP32."""
 
 ATTENTION = frozenset(target for target in LIBRARY if "attention" in str(target))
 """Fused attention: its softmax is computed in FP32 whatever its operands are."""

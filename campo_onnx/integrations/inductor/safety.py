@@ -1,4 +1,4 @@
-"""Which nodes of a joint graph may be low: this project's lists and rules, asked about a translation to ONNX.
+"""Nodes of a joint graph that may be low: this project's lists and rules, asked about a translation to ONNX.
 
 Before the graph is translated, each operation is marked with its own name, so that the names of ONNX nodes
 begin with the operation that they come from. There is one decision for each operation: where its parts
@@ -112,7 +112,7 @@ class _Parts:
         self._graph = self._gm.graph
         self._cut: dict[str, None] = {}
         # Those of the joint graph at their places, then what is read by operations that are left out.
-        self._results: list[Any] = list(self._graph.output_node().args[0])
+        self._results: list[Any] = list(listed(self._graph.output_node().args[0]))
         self._tangents = _tangents(graph)
         self._leave_out([n for n in self._operations() if not _has_translation(n)])
         self.model = self._translated()
@@ -136,10 +136,10 @@ class _Parts:
             for result in items if isinstance(node.meta.get("val"), list | tuple) else [node]:
                 if isinstance(result.meta.get("val"), torch.Tensor):
                     with self._graph.inserting_before(next(iter(self._graph.nodes))):
-                        given = self._graph.placeholder(f"given_{result.name}")
-                    given.meta = {"val": result.meta["val"]}
-                    result.replace_all_uses_with(given)
-                    self._results = [given if r is result else r for r in self._results]
+                        stand_in = self._graph.placeholder(f"given_{result.name}")
+                    stand_in.meta = {"val": result.meta["val"]}
+                    result.replace_all_uses_with(stand_in)
+                    self._results = [stand_in if r is result else r for r in self._results]
             for result in items:
                 self._graph.erase_node(result)
             self._results = [None if r is node else r for r in self._results]
@@ -200,7 +200,7 @@ def _traced_again(graph: torch.fx.Graph) -> torch.fx.GraphModule:
     Operations carry the names of those that they come from. What is written into the caller's tensors are
     results.
     """
-    gm = graph.owning_module
+    gm: Any = graph.owning_module
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     symbols = Symbols.of(placeholders)
     sizes = symbols.traced_at(placeholders) if symbols.names else ()
@@ -214,17 +214,17 @@ def _traced_again(graph: torch.fx.Graph) -> torch.fx.GraphModule:
             concrete.graph.erase_node(node)
         for node in concrete.graph.nodes:
             mark(node, Origin(node.name))
-        given = {n.name: n.meta["val"] for n in concrete.graph.nodes if n.op == "placeholder"}
-        mode = next(v.fake_mode for v in given.values())
+        traced_at = {n.name: n.meta["val"] for n in concrete.graph.nodes if n.op == "placeholder"}
+        mode = next(v.fake_mode for v in traced_at.values())
         with fx_traceback.preserve_node_meta(), mode:
             # The tracer tells inputs apart as objects, and those of a static graph that are alike are one.
             inputs = [
                 torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=v.device)
-                for v in given.values()
+                for v in traced_at.values()
             ]
             traced = make_fx(torch.fx.Interpreter(concrete).run, decomposition_table=decompositions())(
                 *inputs
             )
-    for node, name in zip((n for n in traced.graph.nodes if n.op == "placeholder"), given, strict=True):
+    for node, name in zip((n for n in traced.graph.nodes if n.op == "placeholder"), traced_at, strict=True):
         node.meta["called"] = name
     return traced

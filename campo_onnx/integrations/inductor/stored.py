@@ -28,7 +28,7 @@ _COPY = torch.ops.aten.copy_.default
 """Hands a new value to the caller, whose tensor it writes over."""
 
 Group = tuple[object, int]
-"""Where a generated operation may be fused: its pass, and how many library kernels lie before it."""
+"""Place at which a generated operation may be fused: its pass, and how many library kernels lie before it."""
 
 
 def choices_of(
@@ -92,23 +92,23 @@ def _value(
     """Describe what a node gives; None if no library kernel that may be low has to do with it."""
     if not is_fp32(node) or is_view(node):
         return None
-    maker: Any = node.args[0] if node.op == "call_function" and node.target is _ITEM else node
+    producer: Any = node.args[0] if node.op == "call_function" and node.target is _ITEM else node
     readers = tuple(user.name for user, becomes_low in uses.items() if becomes_low and user in kernels)
-    if not readers and maker not in kernels:
+    if not readers and producer not in kernels:
         return None
     generated = {groups[u] for u in uses if u.op == "call_function" and u.target not in LIBRARY}
     is_needed = any(user.op == "output" or user.target is _COPY for user in uses) or any(
         user.target in LIBRARY and (user not in kernels or not becomes_low)
         for user, becomes_low in uses.items()
     )
-    is_generated = node.op == "call_function" and maker.target not in LIBRARY
+    is_generated = node.op == "call_function" and producer.target not in LIBRARY
     if is_generated:
         generated.discard(groups[node])
     (tensor,) = tensors_of(node)
     return StoredValue(
         name=node.name,
         cast_us=times.cast_us(prod(hints(tensor.shape)), tensor.device, dtype),
-        writer=maker.name if maker in kernels else None,
+        writer=producer.name if producer in kernels else None,
         is_generated=is_generated,
         readers=readers,
         groups=len(generated),

@@ -47,7 +47,7 @@ class Clock(Protocol):
 
     @property
     def identity(self) -> str:
-        """What tells its times from those of another machine, other software, or made up."""
+        """Text that tells its times from those of another machine, other software, or made up."""
 
     def opened(self) -> AbstractContextManager[Times]:
         """Open what the times are kept in."""
@@ -99,9 +99,9 @@ class _MeasuredTimes:
     def _timed(self, calls: Sequence["_Call"], device: torch.device) -> list[Timing]:
         machine = _machine(device)
         keys = [TimingKey(machine=machine, signature=call.signature) for call in calls]
-        known = [timing for key in keys if (timing := self._store.find(key)) is not None]
-        if len(known) == len(keys):
-            return known
+        filed = [timing for key in keys if (timing := self._store.find(key)) is not None]
+        if len(filed) == len(keys):
+            return filed
         # The compiler that asks has its own fake tensors in force.
         with _disable_current_modes(), torch.no_grad():
             timings = _measured([call.runner() for call in calls], device)
