@@ -24,7 +24,7 @@ _CITING = ("campo_eval", "table1", "population", "cost_models")
 _LOADED = 0.5  # things that want a core besides what is measured
 _PICTURE, _POPULATION = "measured.svg", "measured_population.svg"
 _OF_OTHER_KINDS = ("prediction", "learned", "sweeps", "ops", "population", "drawn")
-"""What a page says of anything but networks at their own batch."""
+"""Parts of a page about anything but networks at their own batch."""
 
 
 def publish_measured(

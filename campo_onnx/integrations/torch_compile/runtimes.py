@@ -25,7 +25,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Trial(NamedTuple):
-    """What a graph took in a runtime, as it is planned for that."""
+    """Time of a graph in a runtime, as it is planned for that."""
 
     runtime: str
     low: str  # precision of the nodes that the plan lowers: "bf16"; "fp32" where it lowers none

@@ -98,9 +98,9 @@ def _sum_of(
             continue
         table = np.array([[*(_product(at, powers) for powers in chosen), 1] for at in sizes], np.float64)
         bases = np.array([float(number) ** (1 / exponent) for number in numbers])
-        found, _, rank, _ = np.linalg.lstsq(table, bases, rcond=None)
-        *scales, constant = (_nearly_whole(x, whole) for x in found.tolist())
-        if rank < len(found) or not any(scales):
+        coefficients, _, rank, _ = np.linalg.lstsq(table, bases, rcond=None)
+        *scales, constant = (_nearly_whole(x, whole) for x in coefficients.tolist())
+        if rank < len(coefficients) or not any(scales):
             continue
         first, *others = [(scale, powers) for scale, powers in zip(scales, chosen, strict=True) if scale]
         formula = Formula(
