@@ -41,7 +41,7 @@ def support(signature: Signature, processor: str, precision: Precision) -> Suppo
     """Say how a node runs in a precision.
 
     What is not translated is refused, and so are products and convolutions in FP16 on a CPU: on one without
-    units for it they take 30 to 90 times as long as in FP32 (measured with torch 2.13 on a Zen 5).
+    units for it they take 7 to 90 times as long as in FP32 (measured with torch 2.13 on a Zen 5).
     """
     row = table().get(signature.op)
     if row is None:
