@@ -218,7 +218,7 @@ class JointGraph:
         own = [t.clone() if p in self._copied else t for p, t in enumerate(tensors)]
         results, computed = self._in_torch.forward(own)
         first = torch.tensor((*sizes, _IN_TORCH))
-        first.computed = computed  # type: ignore[attr-defined]
+        first.computed = computed
         nothing = [torch.empty(0)] * (len(self._kept.results) + 1)
         return [*results, first, *(tensors[position] for position in self._kept.arguments), *nothing]
 
@@ -228,7 +228,7 @@ class JointGraph:
         tensors = list(arguments)
         arguments.clear()
         saved = len(self._kept.arguments) + len(self._kept.results) + 1
-        first = tensors.pop(0) if self.is_dynamic else None
+        first: Any = tensors.pop(0) if self.is_dynamic else None
         *sizes, number = (-1,) if first is None else first.tolist()
         if number == _IN_TORCH:
             return self._in_torch.backward(first.computed, tensors[saved:])

@@ -6,11 +6,11 @@ from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from campo_onnx.runtime.torch.translation.axes import shifted
 from campo_onnx.runtime.torch.translation.node import Compute, Node, Row, plain
 
-Tensor = torch.Tensor
 _COERCING_OPSET = 12  # the last one in which softmaxes take several axes
 _EXACT_BEYOND = 40.0  # here softplus is its argument, in FP64 too
 

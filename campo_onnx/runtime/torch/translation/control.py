@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from campo_onnx.runtime.torch.translation.axes import shifted
 from campo_onnx.runtime.torch.translation.node import EVERY, Node, Row
 from campo_onnx.runtime.torch.translation.values import is_traced, to_tensor
 
-Tensor = torch.Tensor
 Scope = Mapping[str, Any]
 
 

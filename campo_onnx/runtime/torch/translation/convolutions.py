@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from campo_onnx.runtime.torch.translation.activations import ACTIVATIONS
 from campo_onnx.runtime.torch.translation.node import Node, Row
 from campo_onnx.runtime.torch.translation.products import centred
 from campo_onnx.runtime.torch.translation.windows import Window, halves, window_of
 
-Tensor = torch.Tensor
 _aten = torch.ops.aten
 
 

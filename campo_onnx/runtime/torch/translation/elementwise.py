@@ -5,12 +5,10 @@ import math
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from campo_onnx.runtime.torch.translation.node import Compute, Node, Row, plain
 from campo_onnx.runtime.torch.translation.values import dtype_of
-
-Tensor = torch.Tensor
-
 
 _WIDENED = frozenset({torch.uint16, torch.uint32})
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from campo_onnx.runtime.torch.translation.axes import shifted, slices
 from campo_onnx.runtime.torch.translation.elementwise import div
@@ -14,7 +15,6 @@ from campo_onnx.runtime.torch.translation.node import Node, Row, raw, static
 from campo_onnx.runtime.torch.translation.reductions import widened
 from campo_onnx.runtime.torch.translation.values import Array, ints
 
-Tensor = torch.Tensor
 _QUICK = 1.702  # the factor of a sigmoid that is close to GELU's
 _COERCED = 1
 

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from campo_onnx.runtime.torch.translation.axes import shifted
 from campo_onnx.runtime.torch.translation.node import Node, Row, either, static
 from campo_onnx.runtime.torch.translation.values import Array, ints, to_tensor
-
-Tensor = torch.Tensor
 
 _SCATTERED: Mapping[str, str] = MappingProxyType({"mul": "prod", "max": "amax", "min": "amin"})
 

@@ -3,12 +3,11 @@
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from campo_onnx.runtime.torch.translation.node import Node, Row, static
 from campo_onnx.runtime.torch.translation.reductions import widened
 from campo_onnx.runtime.torch.translation.values import Array, dtype_of, ints
-
-Tensor = torch.Tensor
 
 
 def _ignored(node: Node, index: Array | None = None) -> int | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from campo_onnx.runtime.torch.translation.axes import (
     reshaped,
@@ -16,8 +17,6 @@ from campo_onnx.runtime.torch.translation.axes import (
 )
 from campo_onnx.runtime.torch.translation.node import Node, Row, raw, static
 from campo_onnx.runtime.torch.translation.values import Array, dtype_of, ints, sizes_array, to_tensor
-
-Tensor = torch.Tensor
 
 
 def shape_of(node: Node, x: Any) -> Array:

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 import torch
 from onnx import TensorProto
+from torch import Tensor
 
 from campo_onnx.runtime.torch.translation.axes import shifted
 from campo_onnx.runtime.torch.translation.node import Node, Row
 from campo_onnx.runtime.torch.translation.reductions import widened
 from campo_onnx.runtime.torch.translation.values import dtype_of
 
-Tensor = torch.Tensor
 _TRAINING_IS_SAID = 14  # from this opset on an attribute says it; before, the number of outputs does
 _SCALES_CHANNELS = 21  # from this opset on GroupNormalization scales channels; before, groups
 _EPSILON = 1e-5

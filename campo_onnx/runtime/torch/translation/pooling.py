@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from campo_onnx.runtime.torch.translation.node import Node, Row, static
 from campo_onnx.runtime.torch.translation.reductions import farthest, widened
 from campo_onnx.runtime.torch.translation.values import Array, ints
 from campo_onnx.runtime.torch.translation.windows import Window, window_of
 
-Tensor = torch.Tensor
 _aten = torch.ops.aten
 _MAX_POOLS = {2: _aten.max_pool2d_with_indices, 3: _aten.max_pool3d_with_indices}
 _SPACE_IN_LOW = 2  # the most axes of space that torch averages over in low precision

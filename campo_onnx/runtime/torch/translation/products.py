@@ -1,11 +1,10 @@
 """Matrix products and sums of products."""
 
 import torch
+from torch import Tensor
 
 from campo_onnx.runtime.torch.translation.node import Node, Row, plain
 from campo_onnx.runtime.torch.translation.reductions import widened
-
-Tensor = torch.Tensor
 
 
 def gemm(node: Node, x: Tensor, y: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -1,14 +1,13 @@
 """Integers that stand for multiples of a scale, beside a zero point."""
 
 import torch
+from torch import Tensor
 
 from campo_onnx.runtime.torch.translation.axes import shifted
 from campo_onnx.runtime.torch.translation.convolutions import convolution
 from campo_onnx.runtime.torch.translation.node import Node, Row
 from campo_onnx.runtime.torch.translation.products import centred
 from campo_onnx.runtime.torch.translation.values import dtype_of
-
-Tensor = torch.Tensor
 
 
 def _along(node: Node, parameter: Tensor, x: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 import math
 
 import torch
+from torch import Tensor
 
 from campo_onnx.runtime.torch.translation.axes import reshaped
 from campo_onnx.runtime.torch.translation.node import Node, Row, static
@@ -11,7 +12,6 @@ from campo_onnx.runtime.torch.translation.raising import MAX_POOL_GRADIENT, WEIG
 from campo_onnx.runtime.torch.translation.values import Array
 from campo_onnx.runtime.torch.translation.windows import window_of
 
-Tensor = torch.Tensor
 _aten = torch.ops.aten
 
 

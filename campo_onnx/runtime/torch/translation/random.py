@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from campo_onnx.runtime.torch.translation.node import Node, Row, either
 from campo_onnx.runtime.torch.translation.values import Array, dtype_of, is_traced
 
-Tensor = torch.Tensor
 _RATIO = 0.5  # share of what dropout leaves out, where none is given
 
 

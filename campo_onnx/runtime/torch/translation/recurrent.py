@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from campo_onnx.runtime.torch.translation.activations import softplus
 from campo_onnx.runtime.torch.translation.node import Node, Row
 
-Tensor = torch.Tensor
 Function = Callable[[Tensor], Tensor]
 State = tuple[Tensor, ...]
 Step = Callable[[Tensor, State], State]

@@ -4,12 +4,12 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from campo_onnx.runtime.torch.translation.axes import reduced_axes, shifted
 from campo_onnx.runtime.torch.translation.node import Compute, Node, Row, static
 from campo_onnx.runtime.torch.translation.values import Array, ints
 
-Tensor = torch.Tensor
 _LOW = frozenset({torch.float16, torch.bfloat16})
 
 

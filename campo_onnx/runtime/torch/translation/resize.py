@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from campo_onnx.runtime.torch.translation.axes import shifted
 from campo_onnx.runtime.torch.translation.node import Node, static
 from campo_onnx.runtime.torch.translation.reductions import widened
 from campo_onnx.runtime.torch.translation.values import Array, ints, to_tensor
 
-Tensor = torch.Tensor
 _ROI_OPSET = 11  # from this one on, regions are an input; before, the second input is the scales
 _REACH = {"linear": 1, "cubic": 2}  # input elements on both sides that a filter looks at
 

@@ -4,12 +4,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from campo_onnx.runtime.torch.translation.axes import shifted
 from campo_onnx.runtime.torch.translation.node import EVERY, Node, Row, raw, static
 from campo_onnx.runtime.torch.translation.values import Array, ints, to_tensor
-
-Tensor = torch.Tensor
 
 
 def concat(node: Node, sequence: list[Tensor]) -> Tensor:

@@ -3,13 +3,13 @@
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from campo_onnx.runtime.torch.translation.axes import shifted
 from campo_onnx.runtime.torch.translation.node import Node, static
 from campo_onnx.runtime.torch.translation.reductions import widened
 from campo_onnx.runtime.torch.translation.values import Array, ints
 
-Tensor = torch.Tensor
 _AXIS_IS_INPUT = 20  # from this opset on
 
 

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from campo_onnx.runtime.torch.translation.node import Node
-
-Tensor = torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
