@@ -22,7 +22,6 @@ BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 _README_SIDES = (*OF_TORCH, "fp32", "tf-amp", "optimal")
 _CITING = ("campo_eval", "table1", "population", "cost_models")
 _LOADED = 0.5  # things that want a core besides what is measured
-_PICTURE, _POPULATION = "measured.svg", "measured_population.svg"
 _OF_OTHER_KINDS = ("prediction", "learned", "sweeps", "ops", "population", "drawn")
 """Parts of a page about anything but networks at their own batch."""
 
@@ -63,29 +62,39 @@ def publish_measured(
     data = data_of(values, plans, calibration, asked, learned)
     if not data["rows"]:
         return ()
-    before = folder / "measured.json"
+    suffix = suffix_of(data["machine"], folder)
+    data |= {"template": "measured", "machine_suffix": suffix} if suffix else {}
+    before = folder / f"measured{suffix}.json"
     if all(key.startswith("network ") for key in values) and before.is_file():
         data |= others_of(json.loads(before.read_text(encoding="utf-8")))
-    written = publish("measured", data, folder)
+    written = publish("measured", data, folder, name=f"measured{suffix}")
+    picture, population = (folder / f"measured{suffix}{kind}.svg" for kind in ("", "_population"))
     shown = {row["title"]: {s: r["median"] for s, r in row["over_fp32"].items()} for row in data["rows"]}
     named = {name: {SIDES[s].title: r for s, r in row.items() if s != "fp32"} for name, row in shown.items()}
     series = [side.title for key, side in SIDES.items() if key not in ("fp32", "fine-grained")]
     title = f"Throughput over FP32 on OpenVINO, {cpu_of(data['machine'])}, {data['made']['date']}"
-    dots(named, series, folder / _PICTURE, title=title, axis="times FP32 (measured)", reference=1.0)
+    dots(named, series, picture, title=title, axis="times FP32 (measured)", reference=1.0)
     if data["population"]:
         curves = data["population"]["quantiles"]
         panels = {f"{data['population']['networks']} random networks": curves}
-        distributions(panels, folder / _POPULATION, axis="step, times as fast as in FP32 (measured)")
-        written = (*written, folder / _POPULATION)
+        distributions(panels, population, axis="step, times as fast as in FP32 (measured)")
+        written = (*written, population)
     if folder.resolve() == RESULTS.resolve():
         pages.main(_CITING)
     if readme is None:
-        return (*written, folder / _PICTURE)
+        return (*written, picture)
     front = readme.parent / "docs" / "index.md"
     texts = {readme: table_of(data)} | ({front: front_of(data)} if front.exists() else {})
     for page, text in texts.items():
         write_text(with_table(page.read_text(encoding="utf-8"), text), page)
-    return (*written, folder / _PICTURE, *texts)
+    return (*written, picture, *texts)
+
+
+def suffix_of(machine: Facts, folder: Path) -> str:
+    """Give the end of the names of a machine's page: nothing for the main page, or where there is none."""
+    main = folder / "measured.json"
+    device = json.loads(main.read_text(encoding="utf-8"))["machine"].get("device") if main.is_file() else None
+    return "" if device in (None, machine.get("device")) else f"_{machine['device']}"
 
 
 def data_of(
@@ -140,7 +149,8 @@ def data_of(
 
 def others_of(earlier: Facts) -> Facts:
     """Take over what an earlier page says of other kinds than networks, with the day when it was measured."""
-    return {"others_made": earlier.get("others_made", earlier["made"])} | {
+    note = {"note": earlier["note"]} if "note" in earlier else {}
+    return {"others_made": earlier.get("others_made", earlier["made"]), **note} | {
         key: earlier[key] for key in _OF_OTHER_KINDS
     }
 
@@ -161,16 +171,16 @@ def _sweeps(networks: Sequence[Facts], batches: Sequence[Facts]) -> list[Facts]:
 
 def table_of(data: Facts) -> str:
     """Write the README's table: steps in ms, and by how much `optimal` is faster than FP32."""
-    versions, machine = data["made"]["versions"], data["machine"]
+    versions, machine, name = data["made"]["versions"], data["machine"], _name_of(data)
     lines = [
         f"Measured on {cpu_of(machine)} ({machine['cores']} cores with {', '.join(machine['units'])} units), "
         f"{data['made']['date']}, OpenVINO {versions['openvino']}, torch {versions['torch']}: milliseconds "
         "of a step (loss and gradients), medians, each side a process of its own in its users' environment, "
         "alone, in turns. "
         "`make measured-quick` does it on your machine; "
-        "[everything that was measured](benchmarks/results/measured.md).",
+        f"[everything that was measured](benchmarks/results/{name}.md).",
         "",
-        f"![Throughput of each side over FP32](benchmarks/results/{_PICTURE})",
+        f"![Throughput of each side over FP32](benchmarks/results/{name}.svg)",
         "",
         head(
             [
@@ -226,9 +236,13 @@ def front_of(data: Facts) -> str:
     return (
         f"Training steps in BF16 run **{min(ratios):.1f} to {max(ratios):.1f} times as fast as in FP32**, "
         f"measured in OpenVINO on {data['machine']['cores']} cores of {cpu_of(data['machine'])}, "
-        f"{data['made']['date']} ([all figures](../benchmarks/results/measured.md)):\n\n"
-        f"![Throughput of each side over FP32](../benchmarks/results/{_PICTURE})"
+        f"{data['made']['date']} ([all figures](../benchmarks/results/{_name_of(data)}.md)):\n\n"
+        f"![Throughput of each side over FP32](../benchmarks/results/{_name_of(data)}.svg)"
     )
+
+
+def _name_of(data: Facts) -> str:
+    return f"measured{data.get('machine_suffix', '')}"
 
 
 def with_table(text: str, table: str) -> str:

@@ -72,7 +72,7 @@ def _norm(values: NDArray[Any]) -> float:
 
 _PAUSE_S = 0.02
 """Between two steps: threads of OpenMP, which torch runs on, spin behind each parallel region, for 3.6 ms on
-Zen 5, and several times as long on processors whose ``pause`` instruction takes longer."""
+Zen 4, and several times as long on processors whose ``pause`` instruction takes longer."""
 
 _ONE_RUN = (
     "Steps are slow here, and were loaded once: intervals leave out what loading them again would change."
