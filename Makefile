@@ -68,7 +68,7 @@ fuzz: $(VENV)/.installed-test
 # The exporters' tests, against torch and JAX on the CPU. Torch is pinned: its exporter changes with
 # every release, and the newest from an index brings gigabytes of CUDA libraries.
 test-frameworks: $(FRAMEWORKS_VENV)/.installed
-	$(FRAMEWORKS_VENV)/bin/python -m pytest -n auto --dist worksteal tests/export tests/random_networks tests/torch_compile tests/runtime/openvino \
+	$(FRAMEWORKS_VENV)/bin/python -m pytest -n auto --dist worksteal tests/export tests/random_networks tests/torch_compile tests/runtime/openvino tests/runtime/torch \
 	    tests/test_doctests.py tests/test_docs.py tests/test_examples.py
 
 # The paper's six models at full size, as training steps (benchmarks/zoo).
