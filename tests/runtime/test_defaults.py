@@ -36,7 +36,8 @@ def test_a_value_that_is_left_out_is_the_one_that_is_stored(model, here, further
     program.bound(reads, {"y": y})()
     np.testing.assert_array_equal(y.read(), X * factor)
     program.placed({"x": X, **further})()
-    assert program.note == ""
+    note, _, _ = program.note.partition(":")  # torch compiles no graph so small
+    assert note == ("torch runs the graph operation by operation" if here.runtime == "torch" else "")
     assert model.SerializeToString() == before
 
 

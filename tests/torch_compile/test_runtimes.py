@@ -284,7 +284,7 @@ def test_whole_numbers_beyond_32_bits_stay_with_onnx_runtime() -> None:
     assert runtimes_of(module) == {"onnxruntime"}
 
 
-def test_of_many_sizes_the_first_are_measured_and_then_one_graph_runs_all(
+def test_of_many_sizes_larger_ones_are_measured_and_then_one_graph_runs_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     measured: list[set[str]] = []
@@ -297,7 +297,7 @@ def test_of_many_sizes_the_first_are_measured_and_then_one_graph_runs_all(
     module = perceptron(0.0)
     batches = [(torch.randn(size, 4),) for size in (2, 3, 5, 7, 11, 13)]
     assert worst_of_steps(module, batches, runtime="auto", dynamic=True) < 2e-6
-    assert len(measured) == 1
+    assert len(measured) == 5  # 13 is less than 1.25 times 11
     assert runtimes_of(module) == {"onnxruntime", "openvino"}
 
 

@@ -221,14 +221,14 @@ def test_progress_is_told_by_phase():
 
 
 def test_steps_of_torch_that_fail_are_a_row(monkeypatch):
-    run = TorchStep.run
+    loss = TorchStep._loss
 
     def fails(self, forward, *, autocasts):
         if autocasts:
             raise RuntimeError("no autocast here")
-        return run(self, forward, autocasts=autocasts)
+        return loss(self, forward, autocasts=autocasts)
 
-    monkeypatch.setattr(TorchStep, "run", fails)
+    monkeypatch.setattr(TorchStep, "_loss", fails)
     trial = tried(network(), devices=[])
     row = next(row for row in trial.measured.rows if row.name == AUTOCAST)
     assert "no autocast here" in row.failure
