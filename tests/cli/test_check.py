@@ -217,7 +217,11 @@ def test_an_error_outranks_a_broken_rule_and_hides_none(check, tmp_path, capsys)
         ((*SOUND, "--device", "v10"), 2, "unknown device 'v10'"),
         ((*SOUND, "--lists", "camp"), 2, "camp"),
         ((*SOUND, "--keep-fp32", "("), 2, "is not a regular expression"),
-        ((*SOUND, "--max-drift", "-1"), 2, "max_drift is -1.0. Give a number that is not negative, and below 2^63."),
+        (
+            (*SOUND, "--max-drift", "-1"),
+            2,
+            "max_drift is -1.0. Give a number that is not negative, and below 2^63.",
+        ),
         ((*SOUND, "--max-drift", "nan"), 2, "max_drift is nan"),
         ((*SOUND, "--dim", "B=4"), 2, "B"),
         ((*SOUND, "--junit", "mlp.onnx"), 2, "the output mlp.onnx exists"),
