@@ -1,4 +1,4 @@
-"""What the user's code asks to have in FP32 is so in a plan of the exported step, forward and backward."""
+"""Code that asks for FP32 has it in a plan of the exported step, forward and backward."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the user's code asks to have in FP32 is FP32, in both passes, whatever the plan makes of the rest."""
+"""Code that asks for FP32 has it in both passes, whatever the plan makes of the rest."""
 
 from typing import Any
 

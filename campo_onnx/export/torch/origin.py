@@ -38,8 +38,8 @@ class Origin(NamedTuple):
     @property
     def label(self) -> str:
         """The first part of node names."""
-        kept, gradient = KEEP_FP32 if self.in_fp32 else "", "grad" if self.is_gradient else ""
-        return "/".join(part for part in (self.scope, kept, gradient) if part)
+        demand, gradient = KEEP_FP32 if self.in_fp32 else "", "grad" if self.is_gradient else ""
+        return "/".join(part for part in (self.scope, demand, gradient) if part)
 
 
 def set_origin(scope: str, *, is_gradient: bool = False, in_fp32: bool = False) -> None:

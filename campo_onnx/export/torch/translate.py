@@ -87,8 +87,8 @@ def _keep_sums(traced: torch.fx.GraphModule) -> None:
     for node in _operations(traced):
         origin = origin_of(node)
         if origin.is_gradient and node.target is torch.ops.aten.add.Tensor:
-            kept = origin.in_fp32 or any(origin_of(term).in_fp32 for term in node.all_input_nodes)
-            mark(node, origin._replace(in_fp32=kept))
+            in_fp32 = origin.in_fp32 or any(origin_of(term).in_fp32 for term in node.all_input_nodes)
+            mark(node, origin._replace(in_fp32=in_fp32))
 
 
 def _described(origin: Origin) -> str:

@@ -57,10 +57,10 @@ class JointInTorch:
         computed = [node for node in gm.graph.nodes if node.op != "output" and node not in backward]
         handed = {n for node in backward for n in node.all_input_nodes if n not in backward}
         handed |= {n for n in gradients if isinstance(n, torch.fx.Node) and n not in backward}
-        kept = [node for node in computed if node in handed]
-        self._forward = _part(gm, placeholders[:primals], computed, [*results[:forward_results], *kept])
+        saved = [node for node in computed if node in handed]
+        self._forward = _part(gm, placeholders[:primals], computed, [*results[:forward_results], *saved])
         self._backward = _part(
-            gm, [*kept, *placeholders[primals:]], [n for n in gm.graph.nodes if n in backward], gradients
+            gm, [*saved, *placeholders[primals:]], [n for n in gm.graph.nodes if n in backward], gradients
         )
 
     def forward(self, arguments: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -68,9 +68,9 @@ class JointInTorch:
         results = list(self._forward(arguments))
         return results[: self._results], results[self._results :]
 
-    def backward(self, kept: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+    def backward(self, saved: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
         """Run the backward pass."""
-        return list(self._backward([*kept, *tangents]))
+        return list(self._backward([*saved, *tangents]))
 
 
 def _part(

@@ -1,5 +1,6 @@
 """Graphs as ONNX Runtime's own optimizer writes them."""
 
+import errno
 from pathlib import Path
 
 import onnx
@@ -53,5 +54,5 @@ def written_by_runtime(
                 load()
             except RUNTIME_ERRORS:
                 raise refused(error) from None
-            raise OSError(first_line(error)) from None
+            raise OSError(errno.EIO, first_line(error), str(written)) from None
         return onnx.load(written, load_external_data=False)
