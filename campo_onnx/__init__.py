@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from campo_onnx.errors import CampoError
-    from campo_onnx.integrations.inductor.graph_pass import inductor_pass
+    from campo_onnx.integrations.inductor.options import inductor_pass
     from campo_onnx.integrations.trial.trial import try_step
     from campo_onnx.ir.exporter import export_model
     from campo_onnx.ops.precision import Precision
@@ -47,7 +47,7 @@ _HOME = {
     "Precision": "campo_onnx.ops.precision:Precision",
     "Target": "campo_onnx.targets.target:Target",
     "export_model": "campo_onnx.ir.exporter:export_model",
-    "inductor_pass": "campo_onnx.integrations.inductor.graph_pass:inductor_pass",
+    "inductor_pass": "campo_onnx.integrations.inductor.options:inductor_pass",
     "oplists": "campo_onnx.optimize.lists.list_file:resolve",
     "optimize_model": "campo_onnx.planning.pipeline:optimize",
     "target": "campo_onnx.targets.target:target",

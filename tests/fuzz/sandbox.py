@@ -22,7 +22,7 @@ from pathlib import Path
 from tests.fuzz.verbs import VERBS, use_library
 
 GIB = 1 << 30
-_FRAMEWORKS = ("integrations", "export.torch", "export.jax", "openvino", "trial")
+_FRAMEWORKS = ("integrations", "export.torch", "export.jax", "openvino", "runtime.torch", "trial")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

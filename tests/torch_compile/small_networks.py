@@ -11,8 +11,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed (make test-f
 import torch.nn.functional as F
 from torch import nn
 
-from campo_onnx.integrations.inductor.graph_pass import PrecisionPass, inductor_pass
+from campo_onnx.integrations.inductor.graph_pass import PrecisionPass
 from campo_onnx.integrations.inductor.library import LIBRARY
+from campo_onnx.integrations.inductor.options import inductor_pass
 from campo_onnx.integrations.inductor.times import Pair
 
 

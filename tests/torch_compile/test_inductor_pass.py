@@ -18,8 +18,8 @@ from torch import nn
 
 from campo_onnx.errors import UsageError
 from campo_onnx.integrations.inductor.choice import Choices, KernelTime, StoredValue
-from campo_onnx.integrations.inductor.graph_pass import inductor_pass
 from campo_onnx.integrations.inductor.library import LIBRARY, is_candidate, operands
+from campo_onnx.integrations.inductor.options import inductor_pass
 from campo_onnx.integrations.inductor.times import MeasuredClock
 from campo_onnx.integrations.torch_compile import Settings
 

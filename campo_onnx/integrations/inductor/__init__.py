@@ -1,1 +1,1 @@
-"""A precision plan as a pass within torch's own compiler (:func:`graph_pass.inductor_pass`)."""
+"""A precision plan as a pass within torch's own compiler (:func:`options.inductor_pass`)."""

@@ -21,7 +21,7 @@ def compiled_by_torch(
     # Inductor is imported when it is asked for: it takes as long as torch itself.
     from torch._inductor.compile_fx import compile_fx
 
-    from campo_onnx.integrations.inductor.graph_pass import inductor_pass
+    from campo_onnx.integrations.inductor.options import inductor_pass
 
     planned = inductor_pass(precision or Precision.BF16, lists=lists, keep_fp32=keep_fp32)
     call: Any = compile_fx(gm, example_inputs, config_patches={"joint_custom_pre_pass": planned})

@@ -9,21 +9,19 @@ from typing import Any
 import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from campo_onnx.errors import CampoError, UsageError, did_you_mean, is_foreign
+from campo_onnx.errors import CampoError, is_foreign
 from campo_onnx.files.codec import fingerprint
 from campo_onnx.integrations.inductor.choice import Decision
 from campo_onnx.integrations.inductor.library import is_candidate, tensors_of
 from campo_onnx.integrations.inductor.rewriting import execute
 from campo_onnx.integrations.inductor.safety import allowed
 from campo_onnx.integrations.inductor.stored import choices_of
-from campo_onnx.integrations.inductor.times import Clock, MeasuredClock
+from campo_onnx.integrations.inductor.times import Clock
 from campo_onnx.integrations.torch_compile.flat import module_path
 from campo_onnx.integrations.torch_compile.warn_once import warn_once
-from campo_onnx.ops.precision import Precision, low_precisions
-from campo_onnx.optimize.lists.list_file import resolve
+from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.lists.oplists import OpLists
 from campo_onnx.optimize.name_patterns import matching, pattern_of
-from campo_onnx.optimize.strategies import DEFAULT_STRATEGY, strategy_called
 from campo_onnx.version import VERSION, source_digest
 
 _LOG = logging.getLogger(__name__)
@@ -156,42 +154,3 @@ def _modules(node: torch.fx.Node) -> Iterable[str]:
     """Give the paths of the modules that a node, or what it is the gradient of, is in."""
     stack = node.meta.get("fwd_nn_module_stack") or node.meta.get("nn_module_stack") or {}
     return map(module_path, stack.values())
-
-
-def inductor_pass(
-    precision: str | Precision = Precision.BF16,
-    *,
-    lists: str | OpLists | None = None,
-    keep_fp32: Sequence[str] = (),
-    clock: Clock | None = None,
-) -> PrecisionPass:
-    """Make a pass that plans precision within ``torch.compile``, by measured times of torch's own kernels.
-
-    >>> options = {"joint_custom_pre_pass": inductor_pass("bf16")}  # doctest: +SKIP
-    >>> model = torch.compile(model, options=options)  # doctest: +SKIP
-
-    Parameters
-    ----------
-    precision
-        The low precision, ``"bf16"`` or ``"fp16"``. FP16 needs a ``GradScaler``.
-    lists
-        Op lists, or the name of a preset or path of a list file; by default those of the default strategy.
-    keep_fp32
-        Regular expressions for modules, operations (``aten.bmm.default``) or names of nodes that stay FP32.
-    clock
-        Gives times of kernels; by default they are measured here, once.
-
-    Raises
-    ------
-    UsageError
-        If there is no such precision, list or expression.
-    """
-    names = [low.value for low in low_precisions()]
-    named = precision.value if isinstance(precision, Precision) else precision
-    if named not in names:
-        raise UsageError(f"unknown precision {named!r}", remedy=did_you_mean(str(named), names))
-    if isinstance(keep_fp32, str):
-        raise UsageError("keep_fp32 is a single string", remedy="Give a list of regular expressions.")
-    if not isinstance(lists, OpLists):
-        lists = resolve(lists or strategy_called(DEFAULT_STRATEGY).default_lists)
-    return PrecisionPass(Precision(named), lists, keep_fp32, clock or MeasuredClock())

@@ -40,11 +40,11 @@ def split_target(target: str) -> tuple[Path, str]:
     return path, function
 
 
-def check_torch() -> None:
+def check_torch(user: str = "a trial") -> None:
     """Find out before any work whether PyTorch is installed, without loading it."""
     if find_spec("torch") is None:
         raise UsageError(
-            "a trial needs PyTorch, which is not installed",
+            f"{user} needs PyTorch, which is not installed",
             remedy="Install it with: pip install 'campo-onnx[torch]'. The page on installing says how to get "
             "the build for CPUs, which is much smaller.",
         )

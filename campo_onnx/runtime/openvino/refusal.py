@@ -10,9 +10,7 @@ import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
 
 from campo_onnx.errors import DeviceUnavailableError, UnsupportedModelError
-from campo_onnx.runtime.openvino.convolutions import has_open_window
 from campo_onnx.runtime.openvino.kernels import computed_otherwise
-from campo_onnx.runtime.openvino.rewriting import with_bodies_of
 
 _NO_RULE = re.compile(r"No conversion rule found for operations: (?P<ops>.+)")
 _FAILED = re.compile(
@@ -143,6 +141,9 @@ def refuse_open_windows(graph: Any) -> None:
 
     Such forms are told by those sizes, and written otherwise where they are known.
     """
+    from campo_onnx.runtime.openvino.convolutions import has_open_window
+    from campo_onnx.runtime.openvino.rewriting import with_bodies_of
+
     nodes = [
         f"{node.get_friendly_name()!r} ({node.get_type_name()})"
         for body in with_bodies_of(graph)
