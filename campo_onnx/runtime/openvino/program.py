@@ -1,6 +1,6 @@
 """A graph compiled by OpenVINO's CPU plugin: bound by position, run in the caller's memory."""
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache, cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from campo_onnx.errors import ModelError, UnsupportedModelError
 from campo_onnx.files import temporary_folder
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.api import AddressedProgram, Place, StepTimes, Tensor
+from campo_onnx.runtime.binding import refuse_missing, refuse_unknown
 from campo_onnx.runtime.machine import cpu_name
 from campo_onnx.runtime.openvino.addresses import AddressedRequest, as_array, as_openvino
 from campo_onnx.runtime.openvino.blobs import blob_folder
@@ -102,8 +103,8 @@ class OpenVinoProgram:
         """Run on memory of the caller; see :class:`~campo_onnx.runtime.api.Program`."""
         for kind, places, expected in (("input", reads, self._inputs), ("output", writes, self._outputs)):
             names = [place.name for place in places]
-            _refuse_missing(kind, names, expected)
-            _refuse_unknown(kind, names, expected)
+            refuse_missing(kind, names, expected)
+            refuse_unknown(kind, names, expected)
         outputs = {name: position for position, name in enumerate(self._outputs)}
         request = self._program.create_infer_request()
         return AddressedRequest(request, reads=_ports(reads, self._ports), writes=_ports(writes, outputs))
@@ -196,9 +197,9 @@ class OpenVinoProgram:
         self, reads: Mapping[str, NDArray[Any]], writes: Mapping[str, NDArray[Any]]
     ) -> tuple[Step, Any]:
         """Bind arrays to a request of their own; a port that nobody sets would read what lies in memory."""
-        _refuse_missing("input", reads, self._inputs)
-        _refuse_unknown("input", reads, self._inputs)
-        _refuse_unknown("output", writes, self._outputs)
+        refuse_missing("input", reads, self._inputs)
+        refuse_unknown("input", reads, self._inputs)
+        refuse_unknown("output", writes, self._outputs)
         request = self._program.create_infer_request()
         for name, position in self._ports.items():
             port = self._program.input(position)
@@ -244,21 +245,6 @@ def _contiguous(feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
 
 def _ports(places: Sequence[Place], positions: Mapping[str, int]) -> list[tuple[Place, int | None]]:
     return [(place, positions.get(place.name)) for place in places]
-
-
-def _refuse_missing(kind: str, names: Container[str], expected: Sequence[str]) -> None:
-    missing = [repr(name) for name in expected if name not in names]
-    if missing:
-        raise UnsupportedModelError(
-            f"{len(missing)} {kind}s of the graph are not bound",
-            why=f"a value is missing for {', '.join(missing[:5])}{', ...' if len(missing) > 5 else ''}",
-        )
-
-
-def _refuse_unknown(kind: str, names: Iterable[str], expected: Container[str]) -> None:
-    unknown = [repr(name) for name in names if name not in expected]
-    if unknown:
-        raise UnsupportedModelError(f"the graph does not have the {kind} {unknown[0]}")
 
 
 def _fitting(name: str, array: NDArray[Any], port: Any) -> Any:

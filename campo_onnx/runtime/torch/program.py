@@ -2,7 +2,7 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from campo_onnx.errors import ModelError, UnsupportedModelError
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.api import AddressedProgram, LoadSettings, Place, StepTimes, Tensor
+from campo_onnx.runtime.binding import refuse_missing, refuse_unknown
 from campo_onnx.runtime.host_tensor import memory_at
 from campo_onnx.runtime.machine import CPU
 from campo_onnx.runtime.timing import Step
@@ -88,7 +89,7 @@ class TorchProgram:
 
     def addressed(self, reads: Sequence[Place], writes: Sequence[Place]) -> AddressedProgram:
         """Run on memory of the caller; see :class:`~campo_onnx.runtime.api.Program`."""
-        _refuse_missing("output", [place.name for place in writes], self._translation.outputs)
+        refuse_missing("output", [place.name for place in writes], self._translation.outputs)
         for place in (*reads, *writes):
             if place.processor != CPU or self._device.type != CPU:
                 raise UnsupportedModelError(
@@ -133,8 +134,8 @@ class TorchProgram:
         return self._traced[sizes]
 
     def _runnable_on(self, inputs: Mapping[str, torch.Tensor]) -> Runnable:
-        _refuse_missing("input", inputs, self._translation.inputs)
-        _refuse_unknown("input", inputs, self._translation.inputs)
+        refuse_missing("input", inputs, self._translation.inputs)
+        refuse_unknown("input", inputs, self._translation.inputs)
         ordered = [inputs[name] for name in self._translation.inputs]
         for (name, dtype), tensor in zip(self._types.items(), ordered, strict=True):
             _refuse_misfit(name, tensor, self._shapes[name], dtype)
@@ -154,7 +155,7 @@ class TorchProgram:
     def _bound(self, inputs: Mapping[str, torch.Tensor], outputs: dict[str, torch.Tensor]) -> Step:
         """Bind tensors, and allocate the outputs that are missing."""
         call = self._runnable_on(inputs).call
-        _refuse_unknown("output", outputs, self._translation.outputs)
+        refuse_unknown("output", outputs, self._translation.outputs)
         ordered = [inputs[name] for name in self._translation.inputs]
         expected = self._traced[tuple(tuple(tensor.shape) for tensor in ordered)].outputs
         written = []
@@ -301,22 +302,6 @@ def _static(shape: tuple[int | None, ...] | None) -> tuple[int, ...] | None:
     """Give a shape whose dimensions are all numbers."""
     sizes = () if shape is None else tuple(size for size in shape if size is not None)
     return sizes if shape is not None and len(sizes) == len(shape) else None
-
-
-def _refuse_missing(kind: str, names: Iterable[str], expected: Sequence[str]) -> None:
-    bound = set(names)
-    missing = [repr(name) for name in expected if name not in bound]
-    if missing:
-        raise UnsupportedModelError(
-            f"{len(missing)} {kind}s of the graph are not bound",
-            why=f"a value is missing for {', '.join(missing[:5])}{', ...' if len(missing) > 5 else ''}",
-        )
-
-
-def _refuse_unknown(kind: str, names: Iterable[str], expected: Sequence[str]) -> None:
-    unknown = [repr(name) for name in names if name not in expected]
-    if unknown:
-        raise UnsupportedModelError(f"the graph does not have the {kind} {unknown[0]}")
 
 
 def _refuse_misfit(
